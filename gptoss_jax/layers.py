@@ -1,0 +1,43 @@
+"""The two small pieces every part of the model uses: contraction with said precision, and RMSNorm."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from .config import Config
+
+
+def einsum(letters: str, *operands: Array) -> Float[Array, "..."]:
+    """einsum summed in float32 and returned in float32.
+
+    On a GPU a float32 contraction runs in tf32 (10 bits of mantissa) unless it asks for HIGHEST;
+    bfloat16 products are exact in float32 and need nothing.
+    """
+    wide = any(x.dtype == jnp.float32 for x in operands)
+    return jnp.einsum(
+        letters,
+        *operands,
+        preferred_element_type=jnp.float32,
+        precision=jax.lax.Precision.HIGHEST if wide else None,
+    )
+
+
+def normal(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int, dtype) -> Array:
+    """Random weights of standard deviation 1/sqrt(fan_in)."""
+    wide = jax.random.normal(rngs.params(), shape, jnp.float32) * jnp.float32(fan_in**-0.5)
+    return wide.astype(dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) · scale in float32; the scale is applied before the cast back, as in OpenAI's."""
+
+    def __init__(self, config: Config):
+        self.eps = config.norm_eps
+        self.scale_D = nnx.Param(jnp.ones(config.embed, jnp.float32))
+
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(mean_square + jnp.float32(self.eps))
+        return (wide * self.scale_D[...]).astype(x.dtype)

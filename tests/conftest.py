@@ -1,0 +1,32 @@
+"""Eight CPU devices, strict promotion, and shape annotations that are checked."""
+
+import os
+
+# Eight CPU devices stand for a mesh; on a GPU machine the flag changes nothing.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+try:
+    import beartype  # noqa: F401
+    from jaxtyping import install_import_hook
+
+    install_import_hook("gptoss_jax", "beartype.beartype")
+except ImportError:
+    if os.environ.get("CI"):
+        raise
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def pytest_collection_modifyitems(items):
+    on_gpu = None
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            if on_gpu is None:
+                on_gpu = jax.default_backend() == "gpu"
+            if not on_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
