@@ -6,7 +6,7 @@ One alphabet for every array; a name ends in its axes.
     D embed     K key/value heads  G query heads per key/value head   H head width
     M rows of one key/value head in the fused projection: G queries, one key, one value (M = G + 2)
     E experts   X experts chosen   F expert hidden width              V vocabulary
-    P gate and up rows of an expert, interleaved as in the checkpoint: row 2i gates row 2i + 1 (P = 2F)
+    P gate and up rows of an expert, interleaved as in the checkpoint: row 2i gates 2i + 1 (P = 2F)
 
 Inside `shard_map` a lower-case letter is this shard's part of an axis.
 

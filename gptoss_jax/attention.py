@@ -53,7 +53,8 @@ class Attention(nnx.Module):
         qkv = einsum("BTD,KMHD->BTKMH", x_BTD, self.qkv_KMHD[...])
         qkv = (qkv + self.qkv_bias_KMH[...].astype(jnp.float32)).astype(x_BTD.dtype)
         turned_BTKMH = rope.rotate(qkv[:, :, :, :-1], *turn)
-        q_BTKGH, k_BTKH, v_BTKH = turned_BTKMH[:, :, :, :-1], turned_BTKMH[:, :, :, -1], qkv[..., -1, :]
+        q_BTKGH, k_BTKH = turned_BTKMH[:, :, :, :-1], turned_BTKMH[:, :, :, -1]
+        v_BTKH = qkv[..., -1, :]
 
         if past is None:
             k_BKSH, v_BKSH = k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
@@ -64,9 +65,8 @@ class Attention(nnx.Module):
             seen, k_pos_BS = past.seen(kept, k_BTKH, v_BTKH, positions_BT)
 
         attend = functools.partial(attention, window=self.window, backend=backend)
-        if mesh is not None and mesh.size > 1:
-            attend = sharding.over_heads(attend, mesh)
-        out_BTKGH = attend(q_BTKGH, *seen, self.sinks_KG[...], positions_BT, k_pos_BS)
+        args = (q_BTKGH, *seen, self.sinks_KG[...], positions_BT, k_pos_BS)
+        out_BTKGH = sharding.shard_attention(attend, *args, mesh=mesh)
         out = einsum("BTKGH,DKGH->BTD", out_BTKGH, self.out_DKGH[...])
         out = out + self.out_bias_D[...].astype(jnp.float32)
         return out.astype(x_BTD.dtype), kept

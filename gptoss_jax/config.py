@@ -121,9 +121,7 @@ _COUNTS = (
     "layers embed kv_heads q_per_kv head_width experts experts_per_token ffn vocab window "
     "rope_original_context max_context"
 ).split()
-_POSITIVE = (
-    "norm_eps swiglu_alpha rope_theta rope_factor rope_beta_fast rope_beta_slow"
-).split()
+_POSITIVE = ("norm_eps swiglu_alpha rope_theta rope_factor rope_beta_fast rope_beta_slow").split()
 
 
 def _is_whole(value) -> bool:

@@ -1,4 +1,4 @@
-"""The two small pieces every part of the model uses: contraction with said precision, and RMSNorm."""
+"""What every part of the model uses: contraction with said precision, and RMSNorm."""
 
 import jax
 import jax.numpy as jnp

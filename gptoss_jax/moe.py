@@ -98,18 +98,19 @@ class MoE(nnx.Module):
         _, ids_NX, weights_NX = self.route(x_ND)
         ids_NX = jnp.where(live_BT.reshape(-1, 1), ids_NX, -1)
         compute = functools.partial(
-            expert_matmul, limit=self.limit, alpha=self.alpha, backend=backend
+            expert_matmul,
+            limit=self.limit,
+            alpha=self.alpha,
+            backend=backend,
+            out_dtype=jnp.float32,  # partial sums over a mesh are rounded once, after the last
         )
-        if mesh is None or mesh.size == 1:
-            out_ND = compute(x_ND, ids_NX, weights_NX, self.experts.weights())
-        else:
-            out_ND = sharding.dispatch(
-                x_ND,
-                ids_NX,
-                weights_NX,
-                self.experts.weights(),
-                mesh=mesh,
-                compute=compute,
-                how=dispatch,
-            )
+        out_ND = sharding.dispatch(
+            x_ND,
+            ids_NX,
+            weights_NX,
+            self.experts.weights(),
+            mesh=mesh,
+            compute=compute,
+            how=dispatch,
+        )
         return out_ND.reshape(x_BTD.shape)

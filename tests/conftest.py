@@ -10,6 +10,9 @@ os.environ["XLA_FLAGS"] = (
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+# Imported before the hook: these report wrong types themselves, and tests look at how.
+import gptoss_jax.config  # noqa: E402, F401
+
 try:
     import beartype  # noqa: F401
     from jaxtyping import install_import_hook
