@@ -1,0 +1,214 @@
+"""Sampling against plain NumPy definitions, and the faults samplers are known for."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gptoss_jax.sampling import Sampler, sample, seed_words
+
+jitted = functools.partial(jax.jit, static_argnames="plan")(sample)
+
+
+def draw(logits, sampler, *, seeds=None, step=0, seen=None, **plan):
+    logits = jnp.asarray(np.atleast_2d(logits), jnp.float32)
+    seeds = seed_words(range(len(logits)) if seeds is None else seeds)
+    return jitted(logits, seeds, jnp.int32(step), sampler.knobs(), sampler.plan(**plan), seen)
+
+
+def drawable(probabilities, sampler, draws=300):
+    """The set of tokens that come up, over many seeds."""
+    row = np.log(np.array(probabilities, np.float32))
+    tokens = draw(np.tile(row, (draws, 1)), sampler).token_B
+    return set(np.asarray(tokens).tolist())
+
+
+# --- filters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "p", "kept"),
+    [
+        ([0.5, 0.41, 0.09], 0.9, {0, 1}),  # the token that crosses the threshold stays
+        ([0.5, 0.3, 0.1, 0.1], 0.8, {0, 1}),  # a mass reached exactly takes nothing more
+        ([0.1, 0.3, 0.1, 0.5], 0.85, {0, 1, 3}),  # of equals, the lower id
+        ([0.25, 0.25, 0.25, 0.25], 1.0, {0, 1, 2, 3}),
+        ([0.2, 0.5, 0.3], 1e-9, {1}),
+        ([0.2, 0.5, 0.3], 0.0, {1}),
+        ([0.4, 0.4, 0.2], 0.0, {0}),
+    ],
+)
+def test_top_p_keeps_the_smallest_set_that_reaches_p(probabilities, p, kept):
+    assert drawable(probabilities, Sampler(top_p=p)) == kept
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 50])
+def test_top_k_keeps_k_and_lower_ids_among_equals(k):
+    probabilities = [0.2, 0.3, 0.3, 0.2]
+    order = [1, 2, 0, 3]
+    assert drawable(probabilities, Sampler(top_k=k)) == set(order[:k])
+
+
+def test_top_p_counts_mass_after_top_k():
+    # Of {.4, .3} renormalised to {.571, .429}, p = .57 needs only the first; of all, two.
+    assert drawable([0.4, 0.3, 0.2, 0.1], Sampler(top_p=0.57)) == {0, 1}
+    assert drawable([0.4, 0.3, 0.2, 0.1], Sampler(top_k=2, top_p=0.57)) == {0}
+
+
+def test_min_p_is_relative_to_the_most_probable():
+    assert drawable([0.5, 0.26, 0.24], Sampler(min_p=0.5)) == {0, 1}
+
+
+def test_temperature_comes_before_the_filters():
+    # At temperature 2, {.64, .36} turns into {.571, .429}.
+    assert drawable([0.64, 0.36], Sampler(top_p=0.6)) == {0}
+    assert drawable([0.64, 0.36], Sampler(top_p=0.6, temperature=2.0)) == {0, 1}
+
+
+def kept_by_sorting(row, *, top_k, top_p):
+    """The definition, in float64 with a stable sort."""
+    order = np.argsort(-row, kind="stable")
+    weights = np.exp(row[order].astype(np.float64) - row.max())
+    weights[top_k:] = 0
+    before = np.concatenate([[0], np.cumsum(weights)[:-1]]) / weights.sum()
+    return set(order[(before < top_p - 1e-6) & (weights > 0)].tolist())
+
+
+def test_filters_equal_a_stable_sort_with_many_ties():
+    rng = np.random.default_rng(0)
+    rows = rng.integers(-6, 3, (4, 97)).astype(np.float32) / 2
+    for top_k, top_p in [(7, 1.0), (97, 0.7), (20, 0.5), (1, 0.3), (96, 0.999)]:
+        found = [set() for _ in rows]
+        for step in range(250):
+            tokens = draw(rows, Sampler(top_k=top_k, top_p=top_p), step=step).token_B
+            for seen, token in zip(found, np.asarray(tokens), strict=True):
+                seen.add(int(token))
+        for row, seen in zip(rows, found, strict=True):
+            kept = kept_by_sorting(row, top_k=top_k, top_p=top_p)
+            assert seen <= kept
+            if len(kept) <= 8:
+                assert seen == kept
+
+
+def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
+    seen = jnp.array([[True, False, False], [False, True, False]])
+    rows = [[2.0, 1.5, 0.0], [-1.0, -0.8, -5.0]]
+    tokens = draw(rows, Sampler(temperature=0.0, repetition_penalty=1.5), seen=seen).token_B
+    assert tokens.tolist() == [1, 0]  # 2/1.5 < 1.5;  -.8 * 1.5 < -1
+    assert draw(rows, Sampler(temperature=0.0)).token_B.tolist() == [0, 1]
+
+
+# --- distribution and seeds ----------------------------------------------------------------------
+
+
+def test_frequencies_follow_the_probabilities():
+    probabilities = np.array([0.5, 0.25, 0.15, 0.1])
+    tokens = draw(np.log(np.tile(probabilities, (4000, 1))), Sampler()).token_B
+    counts = np.bincount(np.asarray(tokens), minlength=4)
+    # Four standard deviations of a binomial count.
+    assert np.all(np.abs(counts - 4000 * probabilities) < 4 * np.sqrt(4000 * probabilities))
+
+
+def test_equal_logits_are_drawn_evenly_over_the_whole_vocabulary():
+    # Noise in bfloat16 gives a mean near 134 instead of 100,544.
+    tokens = np.concatenate(
+        [draw(np.zeros((20, 201_088)), Sampler(), step=s).token_B for s in range(15)]
+    )
+    # The mean of 300 uniform draws has a deviation of 201,088 / sqrt(12 * 300) = 3,351.
+    assert abs(tokens.mean() - 100_544) < 4 * 3351
+    assert len(set(tokens.tolist())) > 295
+
+
+def test_a_row_draws_the_same_alone_and_among_others():
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(4, 301))
+    sampler = Sampler(top_k=40, top_p=0.9)
+    for step in range(5):
+        alone = draw(rows[2], sampler, seeds=[42], step=step).token_B[0]
+        among = draw(rows, sampler, seeds=[7, 8, 42, 9], step=step).token_B[2]
+        moved = draw(rows[[2, 0, 3]], sampler, seeds=[42, 1, 2], step=step).token_B[0]
+        assert alone == among == moved
+
+
+def test_seeds_and_steps_each_change_the_draw():
+    rows = np.zeros((64, 5000))
+    first = np.asarray(draw(rows, Sampler()).token_B)
+    assert len(set(first.tolist())) > 55
+    assert np.mean(first == np.asarray(draw(rows, Sampler(), step=1).token_B)) < 0.1
+    high = draw(rows[:2], Sampler(), seeds=[5, 5 + 2**32]).token_B
+    assert high[0] != high[1]
+
+
+def test_filters_do_not_change_a_draw_they_do_not_forbid():
+    rows = np.random.default_rng(2).normal(size=(32, 101)) * 2
+    free = np.asarray(draw(rows, Sampler()).token_B)
+    ranks = (rows > rows[np.arange(32), free][:, None]).sum(1)
+    kept = np.asarray(draw(rows, Sampler(top_k=12)).token_B)
+    assert (ranks < 12).any() and (ranks >= 12).any()
+    assert (kept == free)[ranks < 12].all() and (kept != free)[ranks >= 12].all()
+
+
+# --- the vocabulary, bad logits, log probabilities -----------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_beyond_the_text_vocabulary_never_come_up(temperature):
+    rows = np.full((50, 256), -9.0)
+    rows[:, 250:] = 0.0  # what a zero-padded unembedding gives
+    out = draw(rows, Sampler(temperature=temperature), text_vocab=250, logprobs=True, top=250)
+    assert int(out.token_B.max()) < 250
+    assert int(out.top_ids_BL.max()) < 250
+    np.testing.assert_allclose(out.logprob_B, -np.log(250), rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", [Sampler(temperature=0.0), Sampler(), Sampler(top_k=2)])
+def test_rows_that_are_not_finite_are_flagged_and_the_others_are_not(sampler):
+    good = [0.1, 0.2, -np.inf, 0.3]
+    rows = [good, [np.nan] * 4, [0.1, 0.2, np.nan, 0.3], [-np.inf] * 4, [0.0, np.inf, 0.0, 0.0]]
+    out = draw(rows, sampler, seeds=[3] * 5)
+    assert out.bad_B.tolist() == [False, True, True, True, True]
+    assert out.token_B[0] == draw(good, sampler, seeds=[3]).token_B[0]
+
+
+def test_log_probabilities_are_before_temperature_penalty_and_filters():
+    row = np.array([1.0, 0.5, -2.0, 0.0])
+    right = row - np.log(np.exp(row).sum())
+    sampler = Sampler(temperature=0.3, top_k=2, repetition_penalty=2.0)
+    out = draw(row, sampler, logprobs=True, top=3, seen=jnp.array([[True, False, False, False]]))
+    np.testing.assert_allclose(out.logprob_B[0], right[int(out.token_B[0])], rtol=1e-6)
+    assert out.top_ids_BL[0].tolist() == [0, 1, 3]
+    np.testing.assert_allclose(out.top_logprobs_BL[0], right[[0, 1, 3]], rtol=1e-6)
+
+
+def test_changing_values_compiles_nothing():
+    rows = np.zeros((2, 11))
+    draw(rows, Sampler(temperature=0.5, top_k=3, top_p=0.5))
+    before = jitted._cache_size()
+    draw(rows, Sampler(temperature=0.9, top_k=5, top_p=0.7), step=4, seeds=[8, 9])
+    assert jitted._cache_size() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", "hot"),
+        ("top_k", 0),
+        ("top_k", 1.5),
+        ("top_k", True),
+        ("top_p", 1.01),
+        ("min_p", -0.5),
+        ("repetition_penalty", 0.0),
+    ],
+)
+def test_values_outside_their_range_are_named(name, value):
+    with pytest.raises((ValueError, TypeError), match=name):
+        Sampler(**{name: value})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True])
+def test_bad_seeds_are_named(seed):
+    with pytest.raises(ValueError, match=r"seeds\[1\]"):
+        seed_words([0, seed])
