@@ -1,8 +1,8 @@
 """Attention on a mesh: each device attends with its own rows and its own key/value heads.
 
-A Pallas kernel is one opaque call to XLA, which would gather its operands whole; inside `shard_map` it
-sees only what lies on its device. No collective is needed: heads do not mix before the output
-projection, whose contraction over heads is the one sum of the layer's attention.
+A Pallas kernel is one opaque call to XLA, which would gather its operands whole; inside
+`shard_map` it sees only what lies on its device. No collective is needed: heads do not mix before
+the output projection, whose contraction over heads is the one sum of the layer's attention.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ def shard_attention(
 ) -> Float[Array, "B T K G H"]:
     """`attend(q, k, v, sinks, q_pos, k_pos)` over batch (data) and heads (`rules.heads_axes`).
 
-    attend: `kernels.attention` with window and backend bound. B that data does not divide is attended
-    whole on each device of data. With mesh=None or of one device calls attend itself.
+    attend: `kernels.attention` with window and backend bound. B that data does not divide is
+    attended whole on each device of data. With mesh=None or of one device calls attend itself.
     """
     args = (q_BTKGH, k_BKSH, v_BKSH, sinks_KG, q_pos_BT, k_pos_BS)
     if mesh is None or mesh.size == 1:

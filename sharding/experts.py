@@ -1,20 +1,21 @@
 """Expert parallelism: every token meets its experts, wherever on the mesh they live.
 
-Each device of `expert` holds e = E / expert consecutive experts, known inside `shard_map` from its own
-place on the axis and the shape of what it holds. Two ways to bring tokens and experts together:
+Each device of `expert` holds e = E / expert consecutive experts, known inside `shard_map` from
+its own place on the axis and the shape of what it holds. Two ways to bring tokens and experts
+together:
 
-all_reduce   Tokens are whole on every device of expert; each computes its own experts' share of every
-             token, and one psum adds the shares. One collective a layer; differentiable. For decoding
-             and training.
+all_reduce   Tokens are whole on every device of expert; each computes its own experts' share of
+             every token, and one psum adds the shares. One collective a layer; differentiable.
+             For decoding and training.
 
-all_to_all   Tokens are dealt out over data and expert. A token goes once to each device that holds any
-             of its experts, and one row of partial sums comes back. For large prefills.
+all_to_all   Tokens are dealt out over data and expert. A token goes once to each device that
+             holds any of its experts, and one row of partial sums comes back. For large prefills.
 
 Why `all_to_all` loses no token. Between two devices there are C slots, whatever the routing:
 
     tokens here that need device r     t0 t3 t4 t7 t8        count_R[r] = 5
     their slots, in order               0  1  2  3  4
-    C = 2: rounds                      [0  1][2  3][4  .]    ceil(5 / 2) = 3, one slot of the last empty
+    C = 2: rounds                      [0  1][2  3][4  .]    ceil(5 / 2) = 3, one slot empty
 
 Every round all devices exchange R·C rows, compute, and exchange R·C rows back. The number of rounds
 is the most that any pair anywhere needs (a pmax), so all devices leave the loop together, a slot
@@ -22,10 +23,11 @@ number below count_R[r] belongs to exactly one token, and every such number come
 round. Memory is that of R·C rows, whatever the skew; a token with no expert anywhere (a padded row,
 id -1) takes no slot at all.
 
-What is never done: ids are compared with the bounds of a device's experts, before anything is computed
-on them (an id of -1 divided by e is expert -1 or 0 depending on the language, and indexes the last
-expert); no process number, rank or environment is read; partial sums are gathered and added in the
-order of the devices, never scattered, so a token's bits do not depend on its neighbours.
+What is never done: ids are compared with the bounds of a device's experts, before anything is
+computed on them (an id of -1 divided by e is expert -1 or 0 depending on the language, and
+indexes the last expert); no process number, rank or environment is read; partial sums are
+gathered and added in the order of the devices, never scattered, so a token's bits do not depend
+on its neighbours.
 """
 
 import dataclasses
@@ -43,7 +45,7 @@ from gptoss_jax.sharding.mesh import AXES, axis_sizes
 from gptoss_jax.sharding.rules import expert_specs, ffn_axis
 
 Dispatch = Literal["auto", "all_reduce", "all_to_all"]
-# (x_ND, ids_NX, weights_NX, experts) -> float32 [N, D] on one device; ids outside [0, e) are skipped.
+# (x_ND, ids_NX, weights_NX, experts) -> float32 [N, D] on one device; ids outside [0, e) skipped.
 Compute = Callable[[Array, Array, Array, Any], Array]
 
 # Tokens on each device from which all_to_all is worth its exchanges; see docs/sharding.md.
@@ -101,8 +103,8 @@ def all_reduce(
     mesh: Mesh,
     compute: Compute,
 ) -> Float[Array, "N D"]:
-    """Local experts of whole tokens, then one psum in float32. Tokens are dealt out over data only."""
-    sizes, N, X = axis_sizes(mesh), *ids_NX.shape
+    """Local experts of whole tokens, then one psum in float32. Tokens are dealt out over data."""
+    sizes, N = axis_sizes(mesh), x_ND.shape[0]
     leaves, specs, rebuild, cut = _place(experts, mesh)
     summed = tuple(a for a, used in (("expert", True), ("tensor", cut)) if used and sizes[a] > 1)
 
@@ -204,7 +206,7 @@ def all_to_all(
 
 
 def default_slots(tokens: int, chosen: int, ranks: int) -> int:
-    """A quarter above what even routing sends to one device: one round unless the routing is skewed.
+    """A quarter above what even routing sends to one device: one round unless it is skewed.
 
     tokens: n on each device; a token wants one given device of `ranks` with probability at most
     chosen / ranks.

@@ -28,10 +28,11 @@ def make_mesh(
 ) -> Mesh:
     """A mesh of `data * expert * tensor` devices with axes ("data", "expert", "tensor").
 
-    Takes the first devices of `devices`, or of `jax.devices()`; `tensor` neighbours are next to each
-    other in that order, then `expert`, so that the axes that talk most stay on one host. With several
-    processes the sizes must use every device, or `devices` must be given: otherwise some processes
-    would own no part of the mesh and their first computation would fail far from here.
+    Takes the first devices of `devices`, or of `jax.devices()`; `tensor` neighbours are next to
+    each other in that order, then `expert`, so that the axes that talk most stay on one host.
+    With several processes the sizes must use every device, or `devices` must be given: otherwise
+    some processes would own no part of the mesh and their first computation would fail far from
+    here.
 
     Raises ValueError for a size below 1, for too few devices, and for the case above.
     """
@@ -47,7 +48,8 @@ def make_mesh(
     if count > len(chosen):
         kinds = sorted({device.platform for device in chosen})
         raise ValueError(
-            f"a mesh of {named} needs {count} devices; there are {len(chosen)} ({', '.join(kinds)})."
+            f"a mesh of {named} needs {count} devices; there are {len(chosen)} "
+            f"({', '.join(kinds)})."
         )
     if devices is None and count != len(chosen) and jax.process_count() > 1:
         raise ValueError(

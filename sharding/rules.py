@@ -12,9 +12,9 @@ What is cut, and what happens where the mesh does not divide a size:
     vocab     over expert and tensor together    else over tensor, else whole
     batch     over data                          else whole (dispatch pads its own rows)
 
-The blocks, scales and bias of one weight carry the same names for experts and rows, so they cannot be
-cut differently. The residual stream, the norms and the router are whole on each device of expert and
-tensor.
+The blocks, scales and bias of one weight carry the same names for experts and rows, so they
+cannot be cut differently. The residual stream, the norms and the router are whole on each device
+of expert and tensor.
 """
 
 import dataclasses
@@ -62,8 +62,9 @@ class Rules:
     def fit(cls, config, mesh, *, batch: int | None = None) -> "Rules":
         """The rules of the table above for a model's sizes on a mesh.
 
-        `config` has experts, kv_heads, ffn and vocab; `mesh` is a Mesh or an AbstractMesh; `batch` is
-        the number of rows, where it is known. Raises ValueError where `check_mesh` does.
+        `config` has experts, kv_heads, ffn and vocab; `mesh` is a Mesh or an AbstractMesh;
+        `batch` is the number of rows, where it is known. Raises ValueError where `check_mesh`
+        does.
         """
         check_mesh(config, mesh)
         hidden = ffn_axis(config.ffn, mesh)
@@ -107,7 +108,7 @@ def vocab_axes(vocab: int, mesh) -> MeshAxes:
 
 
 def ffn_axis(ffn: int, mesh) -> MeshAxes:
-    """Hidden rows of an expert, cut between MXFP4 blocks: 2880 = 90 blocks, so tensor=2 but not 4."""
+    """Hidden rows of an expert, cut between MXFP4 blocks: 2880 = 90 blocks: tensor=2, not 4."""
     return _first_that_divides(ffn // BLOCK, mesh, ("tensor",)) if ffn % BLOCK == 0 else None
 
 
@@ -116,7 +117,7 @@ def batch_axis(batch: int, mesh) -> MeshAxes:
 
 
 def _first_that_divides(size: int, mesh, *candidates: tuple[str, ...]) -> MeshAxes:
-    """Axes of size 1 are left out, so that a spec says what is really cut; None where nothing is."""
+    """Axes of size 1 are left out: a spec says what is really cut, and None where nothing is."""
     sizes = axis_sizes(mesh)
     for axes in candidates:
         if size % prod(sizes[axis] for axis in axes) == 0:
@@ -169,7 +170,7 @@ CACHE: dict[str, tuple[str, ...]] = {
 
 
 def logical_axes(path: str, layout: str = "checkpoint") -> tuple[str | None, ...]:
-    """Logical axes of the parameter at a dotted path. Raises ValueError for a path it does not know."""
+    """Logical axes of the parameter at a dotted path. Raises ValueError for an unknown path."""
     general = re.sub(r"^blocks\.\d+\.", "blocks.N.", path)
     prefix, _, leaf = general.rpartition(".")
     axes = PARAMETERS.get(general)
