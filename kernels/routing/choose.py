@@ -1,0 +1,30 @@
+"""The chosen experts of a token and their weights."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+
+def top_k(
+    logits_NE: Float[Array, "N E"], k: int
+) -> tuple[Int32[Array, "N X"], Float[Array, "N X"]]:
+    """Ids of the k largest logits, largest first, and their softmax among themselves, in float32.
+
+    Equal logits go to the lower index, -0.0 counts as 0.0. A row that holds a NaN gets NaN weights
+    and ids inside [0, E), and no other row notices.
+
+    Softmax over the chosen equals softmax over all, renormalised, but never divides by a small sum.
+
+    Raises:
+        ValueError: for k outside 1..E.
+    """
+    experts = logits_NE.shape[-1]
+    if not 1 <= k <= experts:
+        raise ValueError(f"k must be between 1 and the {experts} experts; got {k}.")
+    logits_NE = logits_NE.astype(jnp.float32)
+    # lax.top_k orders by bits: +0 before -0, and a negative NaN last.
+    logits_NE = jnp.where(logits_NE == 0, 0.0, logits_NE)
+    logits_NX, ids_NX = jax.lax.top_k(logits_NE, k)
+    broken_N = jnp.isnan(logits_NE).any(axis=-1, keepdims=True)
+    weights_NX = jax.nn.softmax(jnp.where(broken_N, jnp.nan, logits_NX), axis=-1)
+    return ids_NX.astype(jnp.int32), weights_NX
