@@ -1,0 +1,206 @@
+"""Fills a model from a checkpoint, one tensor at a time. All of it, or CheckpointError."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tqdm import tqdm
+
+from ..kernels import mxfp4
+from ..model import GptOss
+from ..sharding import parameter_sharding
+from .errors import CheckpointError
+from .layouts import KEPT_FLOAT32, Checkpoint, open_checkpoint
+from .names import Fill, Transposed
+from .stops import tokens
+from .values import Watch
+
+_DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
+
+
+def load(
+    path,
+    *,
+    mesh: Mesh | None = None,
+    dtype=jnp.bfloat16,
+    experts: str | None = None,
+    backend: str | None = None,
+    dispatch: str = "auto",
+    allow_zero: bool = False,
+) -> GptOss:
+    """A complete model, or CheckpointError (a ValueError) with everything that is wrong.
+
+    path: "tiny" (the embedded model), a folder in one of the published layouts, or a name like
+        openai/gpt-oss-20b in Hugging Face's local cache.
+    mesh: where the parameters go; each process reads its own slices only.
+    dtype: bfloat16 or float32, of dense weights and activations; the values are the same wherever
+        the checkpoint holds bfloat16 or MXFP4.
+    experts: None as stored; "packed" keeps MXFP4 (refused for a dense checkpoint); "dense" decodes.
+    backend: None chooses | "xla" | "triton" | "mosaic". dispatch: "auto" | "all_reduce" |
+        "all_to_all", used where the mesh's expert axis is above 1.
+    allow_zero: accept weights that are zero throughout, which otherwise mean a bad conversion.
+
+    Host memory: the parameters on a CPU, and about the largest tensor.
+    """
+    dtype = _checked(dtype)
+    if experts not in (None, "packed", "dense"):
+        raise ValueError(f"experts must be None, 'packed' or 'dense'; got {experts!r}.")
+    found = open_checkpoint(path).require()
+    if experts == "packed" and not found.packed:
+        raise CheckpointError(
+            found.folder,
+            [
+                "its experts are dense, so they cannot be kept packed; "
+                f"`gptoss-jax export {path} FOLDER --format mxfp4` quantises them."
+            ],
+        )
+    packed = found.packed and experts != "dense"
+    stop_tokens, text_vocab = tokens(found)
+    model = nnx.eval_shape(
+        lambda: GptOss(
+            found.config,
+            rngs=nnx.Rngs(0),
+            dtype=dtype,
+            experts="packed" if packed else "dense",
+            mesh=mesh,
+            backend=backend,
+            dispatch=dispatch,
+        )
+    )
+    _fill(model, found, dtype, packed=packed, mesh=mesh, watch=Watch(allow_zero=allow_zero))
+    model.stop_tokens, model.text_vocab = stop_tokens, text_vocab
+    return model
+
+
+def _checked(dtype) -> np.dtype:
+    try:
+        named = jnp.dtype(dtype)
+    except TypeError:
+        named = None
+    if named not in _DTYPES:
+        why = " (float16 overflows in gpt-oss's activations)" if named == jnp.float16 else ""
+        raise ValueError(f"dtype must be bfloat16 or float32; got {dtype!r}{why}.")
+    return named
+
+
+class Part:
+    """A parameter still in its file. `part[index]` reads that part of it, checked, in `dtype`."""
+
+    def __init__(self, found: Checkpoint, fill: Fill, dtype: np.dtype, watch: Watch, sibling=None):
+        self.found, self.fill, self.watch = found, fill, watch
+        self.tensors = found.tensors(fill)
+        self.shape = fill.shape
+        stays = fill.row.bytes_only
+        wide = fill.param.endswith(KEPT_FLOAT32)
+        self.dtype = np.dtype(np.uint8 if stays else np.float32 if wide else dtype)
+        self.blocks: Part | None = sibling  # of a scale: its blocks
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors)
+
+    def __getitem__(self, index) -> np.ndarray:
+        index = index if isinstance(index, tuple) else (index,)
+        index = (*(i for i in index if i is not Ellipsis),)
+        index += (slice(None),) * (len(self.shape) - len(index))
+        value = self.fill.row.how.read(self.tensors, self.shape, index)
+        self.watch.look(self.fill, index, value, self.blocks)
+        return value.astype(self.dtype, copy=False)
+
+    def forget(self) -> None:
+        for tensor in self.tensors:
+            tensor.forget()
+
+
+def _fill(
+    model: GptOss, found: Checkpoint, dtype, *, packed: bool, mesh: Mesh | None, watch: Watch
+) -> None:
+    """Replaces every abstract parameter of the model by the checkpoint's."""
+    empty = {_dotted(path): v for path, v in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    parts = {f.param: Part(found, f, dtype, watch) for f in found.fills}
+    for name, part in parts.items():
+        if name.endswith("_scales"):
+            part.blocks = parts[name.removesuffix("scales") + "blocks"]
+    filled: dict[str, jax.Array] = {}
+    with _bar(sum(p.nbytes for p in parts.values())) as bar:
+        for name, part in parts.items():
+            if name.endswith("_blocks") and not packed:
+                continue  # decoded together with its scales
+            if name.endswith("_scales") and not packed:
+                sources, name = [part.blocks, part], name.removesuffix("_scales")
+                value = _decoded(name, *sources, dtype, found, mesh)
+            else:
+                sources = [part]
+                value = _placed(name, part, found, mesh, "checkpoint" if packed else "dense")
+            filled[name] = jax.block_until_ready(value)
+            for source in sources:
+                source.forget()
+                bar.update(source.nbytes)
+    if problems := watch.problems():
+        raise CheckpointError(found.folder, problems)
+    wrong = [
+        f"{name}: {_drawn(filled.get(name))} for {_drawn(empty.get(name))}"
+        for name in empty.keys() | filled.keys()
+        if _drawn(filled.get(name)) != _drawn(empty.get(name))
+    ]
+    assert not wrong, wrong  # the tables and the model are both ours
+    state = [(_split(name), empty[name].replace(value)) for name, value in filled.items()]
+    nnx.update(model, nnx.from_flat_state(state))
+
+
+def _placed(name: str, part: Part, found: Checkpoint, mesh: Mesh | None, layout: str) -> jax.Array:
+    if mesh is not None:
+        return place(part, parameter_sharding(name, found.config, mesh, layout))
+    return jax.device_put(part[...])
+
+
+def place(part: Part, sharding: NamedSharding) -> jax.Array:
+    """Reads each distinct slice that this process's devices hold, once."""
+    read = functools.lru_cache(maxsize=None)(lambda index: part[tuple(slice(*i) for i in index)])
+
+    def slice_of(index):
+        spans = (s.indices(n)[:2] for s, n in zip(index, part.shape, strict=True))
+        return read(tuple(spans))
+
+    return jax.make_array_from_callback(part.shape, sharding, slice_of, dtype=part.dtype)
+
+
+def _decoded(stem: str, blocks: Part, scales: Part, dtype, found: Checkpoint, mesh: Mesh | None):
+    """MXFP4 to dense on the device, exactly."""
+    if mesh is None:
+        return _decode_each(jax.device_put(blocks[...]), jax.device_put(scales[...]), dtype)
+    whole = NamedSharding(mesh, PartitionSpec("expert"))
+    final = parameter_sharding(stem, found.config, mesh, "dense")
+    decode = jax.jit(mxfp4.decode, static_argnums=2, out_shardings=final)
+    return decode(place(blocks, whole), place(scales, whole), dtype)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _decode_each(blocks, scales, dtype):
+    """Expert by expert: the int32 temporaries of a whole 20b stack would be 2 GB."""
+    return jax.lax.map(lambda part: mxfp4.decode(*part, dtype), (blocks, scales))
+
+
+def _dotted(path: tuple) -> str:
+    return ".".join(map(str, path))
+
+
+def _split(name: str) -> tuple:
+    return tuple(int(part) if part.isdigit() else part for part in name.split("."))
+
+
+def _drawn(array) -> str:
+    return "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+
+
+@contextlib.contextmanager
+def _bar(total: int) -> Iterator[tqdm]:
+    """A progress bar on a terminal; nothing elsewhere."""
+    with tqdm(total=total, unit="B", unit_scale=True, desc="loading", disable=None) as bar:
+        yield bar
