@@ -16,7 +16,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 AXES = ("data", "expert", "tensor")
-BLOCK = 32  # values of one MXFP4 block; an expert's hidden rows are cut between blocks only
 
 
 def make_mesh(

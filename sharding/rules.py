@@ -1,8 +1,8 @@
 """Which axis of which array lies on which mesh axis.
 
-Parameters name logical axes (`PARAMETERS`, `EXPERT_AXES`); `Rules` maps those to mesh axes. Every
-logical axis has a size, so shapes follow from the same table, and the whole layout of a model on a
-mesh can be written down and reviewed without a device (`tests/sharding/golden/`).
+Parameters name logical axes (`PARAMETERS`; for experts, the `AXES` of their kernels' layouts), and
+`Rules` maps those to mesh axes. So the whole layout of a model on a mesh can be written down and
+reviewed without a device (`tests/sharding/golden/`).
 
 What is cut, and what happens where the mesh does not divide a size:
 
@@ -25,7 +25,10 @@ from math import prod
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gptoss_jax.sharding.mesh import AXES, BLOCK, axis_sizes, check_mesh
+from gptoss_jax.kernels.expert_matmul import AXES
+from gptoss_jax.kernels.mxfp4 import BLOCK
+from gptoss_jax.sharding import mesh as meshes
+from gptoss_jax.sharding.mesh import axis_sizes, check_mesh
 
 MeshAxes = str | tuple[str, ...] | None
 
@@ -39,24 +42,23 @@ class Rules:
     kv_heads: MeshAxes = "tensor"
     ffn: MeshAxes = "tensor"
     gate_up: MeshAxes = "tensor"
-    ffn_blocks: MeshAxes = "tensor"
     vocab: MeshAxes = "tensor"
     # Whole everywhere. `routed` is the router's axis of experts: every device scores all of them.
     embed: MeshAxes = None
-    embed_blocks: MeshAxes = None
     routed: MeshAxes = None
     qkv_rows: MeshAxes = None
     q_per_kv: MeshAxes = None
     head: MeshAxes = None
     time: MeshAxes = None
     slots: MeshAxes = None
-    block_bytes: MeshAxes = None
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
             for axis in _as_tuple(getattr(self, field.name)):
-                if axis not in AXES:
-                    raise ValueError(f"rule {field.name}={axis!r}: no such mesh axis; use {AXES}.")
+                if axis not in meshes.AXES:
+                    raise ValueError(
+                        f"rule {field.name}={axis!r}: no such mesh axis; use {meshes.AXES}."
+                    )
 
     @classmethod
     def fit(cls, config, mesh, *, batch: int | None = None) -> "Rules":
@@ -73,7 +75,6 @@ class Rules:
             kv_heads=heads_axes(config.kv_heads, mesh),
             ffn=hidden,
             gate_up=hidden,
-            ffn_blocks=hidden,
             vocab=vocab_axes(config.vocab, mesh),
         )
 
@@ -142,24 +143,6 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "unembed.weight_VD": ("vocab", "embed"),
 }
 
-# layout -> leaf of blocks.N.moe.experts -> logical axes
-EXPERT_AXES: dict[str, dict[str, tuple[str, ...]]] = {
-    "checkpoint": {
-        "gate_up_blocks": ("experts", "gate_up", "embed_blocks", "block_bytes"),
-        "gate_up_scales": ("experts", "gate_up", "embed_blocks"),
-        "gate_up_bias": ("experts", "gate_up"),
-        "down_blocks": ("experts", "embed", "ffn_blocks", "block_bytes"),
-        "down_scales": ("experts", "embed", "ffn_blocks"),
-        "down_bias": ("experts", "embed"),
-    },
-    "dense": {
-        "gate_up": ("experts", "gate_up", "embed"),
-        "gate_up_bias": ("experts", "gate_up"),
-        "down": ("experts", "embed", "ffn"),
-        "down_bias": ("experts", "embed"),
-    },
-}
-
 CACHE: dict[str, tuple[str, ...]] = {
     "k": ("batch", "kv_heads", "slots", "head"),
     "v": ("batch", "kv_heads", "slots", "head"),
@@ -182,29 +165,12 @@ def logical_axes(path: str, layout: str = "checkpoint") -> tuple[str | None, ...
 
 
 def expert_axes(layout: str) -> Mapping[str, tuple[str | None, ...]]:
-    if layout not in EXPERT_AXES:
-        raise ValueError(f"no sharding rules for experts in layout {layout!r}.")
-    return EXPERT_AXES[layout]
-
-
-def shape_of(axes: tuple[str, ...], config) -> tuple[int, ...]:
-    """The shape that logical axes have in a model. The inverse of reading names off a shape."""
-    sizes = {
-        "vocab": config.vocab,
-        "embed": config.embed,
-        "embed_blocks": config.embed // BLOCK,
-        "kv_heads": config.kv_heads,
-        "q_per_kv": config.q_per_kv,
-        "qkv_rows": config.q_per_kv + 2,
-        "head": config.head_width,
-        "routed": config.experts,
-        "experts": config.experts,
-        "gate_up": 2 * config.ffn,
-        "ffn": config.ffn,
-        "ffn_blocks": config.ffn // BLOCK,
-        "block_bytes": BLOCK // 2,
-    }
-    return tuple(sizes[axis] for axis in axes)
+    """Leaf -> logical axes for the experts of one layer. "ffn" is F or its blocks of 32."""
+    if layout not in AXES:
+        raise ValueError(
+            f"no sharding rules for experts in layout {layout!r}; have {sorted(AXES)}."
+        )
+    return AXES[layout]
 
 
 def parameter_spec(path: str, rules: Rules, layout: str = "checkpoint") -> PartitionSpec:
@@ -219,7 +185,7 @@ def parameter_sharding(path: str, config, mesh: Mesh, layout: str = "checkpoint"
 def expert_specs(layout: str, ffn: int, mesh) -> dict[str, PartitionSpec]:
     """Leaf -> PartitionSpec for the experts of one layer."""
     hidden = ffn_axis(ffn, mesh)
-    rules = Rules(ffn=hidden, gate_up=hidden, ffn_blocks=hidden)
+    rules = Rules(ffn=hidden, gate_up=hidden)
     return {leaf: rules.spec(*axes) for leaf, axes in expert_axes(layout).items()}
 
 
