@@ -174,11 +174,15 @@ def _is_final(message: Message) -> bool:
 def _namespaces(tools: Sequence[Any]) -> list[Namespace]:
     """Functions gathered in `functions`, beside the namespaces that are given whole."""
     functions = tuple(tool for tool in tools if isinstance(tool, Mapping))
-    named = [BUILTIN.get(tool, tool) for tool in tools if not isinstance(tool, Mapping)]
-    for tool in named:
-        if not isinstance(tool, Namespace):
+    out = [Namespace(name="functions", tools=functions)] if functions else []
+    for tool in tools:
+        if isinstance(tool, str) and tool in BUILTIN:
+            out.append(BUILTIN[tool])
+        elif isinstance(tool, Namespace):
+            out.append(tool)
+        elif not isinstance(tool, Mapping):
             raise ValueError(f"built-in tools are {', '.join(BUILTIN)}; got {tool!r}.")
-    return named + ([Namespace(name="functions", tools=functions)] if functions else [])
+    return out
 
 
 def _has_functions(messages: Sequence[Message]) -> bool:
