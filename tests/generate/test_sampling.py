@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from gptoss_jax.sampling import Sampler, sample, seed_words
 
 jitted = functools.partial(jax.jit, static_argnames="plan")(sample)
@@ -18,8 +19,9 @@ def draw(logits, sampler, *, seeds=None, step=0, seen=None, **plan):
 
 
 def drawable(probabilities, sampler, draws=300):
-    """The set of tokens that come up, over many seeds."""
-    row = np.log(np.array(probabilities, np.float32))
+    """The set of tokens that come up, over many seeds (four tokens, so that all share a shape)."""
+    row = np.full(4, -np.inf, np.float32)
+    row[: len(probabilities)] = np.log(probabilities)
     tokens = draw(np.tile(row, (draws, 1)), sampler).token_B
     return set(np.asarray(tokens).tolist())
 
@@ -78,17 +80,14 @@ def kept_by_sorting(row, *, top_k, top_p):
 def test_filters_equal_a_stable_sort_with_many_ties():
     rng = np.random.default_rng(0)
     rows = rng.integers(-6, 3, (4, 97)).astype(np.float32) / 2
-    for top_k, top_p in [(7, 1.0), (97, 0.7), (20, 0.5), (1, 0.3), (96, 0.999)]:
-        found = [set() for _ in rows]
-        for step in range(250):
-            tokens = draw(rows, Sampler(top_k=top_k, top_p=top_p), step=step).token_B
-            for seen, token in zip(found, np.asarray(tokens), strict=True):
-                seen.add(int(token))
-        for row, seen in zip(rows, found, strict=True):
+    for top_k, top_p in [(7, 0.9999), (97, 0.7), (20, 0.5), (1, 0.3), (96, 0.999)]:
+        sampler = Sampler(top_k=top_k, top_p=top_p)
+        tokens = np.asarray(draw(np.tile(rows, (300, 1)), sampler).token_B).reshape(300, 4)
+        for row, drawn in zip(rows, tokens.T, strict=True):
             kept = kept_by_sorting(row, top_k=top_k, top_p=top_p)
-            assert seen <= kept
+            assert set(drawn.tolist()) <= kept
             if len(kept) <= 8:
-                assert seen == kept
+                assert set(drawn.tolist()) == kept
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
@@ -113,21 +112,21 @@ def test_frequencies_follow_the_probabilities():
 def test_equal_logits_are_drawn_evenly_over_the_whole_vocabulary():
     # Noise in bfloat16 gives a mean near 134 instead of 100,544.
     tokens = np.concatenate(
-        [draw(np.zeros((20, 201_088)), Sampler(), step=s).token_B for s in range(15)]
+        [draw(np.zeros((20, 201_088)), Sampler(), step=s).token_B for s in range(8)]
     )
-    # The mean of 300 uniform draws has a deviation of 201,088 / sqrt(12 * 300) = 3,351.
-    assert abs(tokens.mean() - 100_544) < 4 * 3351
-    assert len(set(tokens.tolist())) > 295
+    # The mean of 160 uniform draws has a deviation of 201,088 / sqrt(12 * 160) = 4,589.
+    assert abs(tokens.mean() - 100_544) < 4 * 4589
+    assert len(set(tokens.tolist())) > 155
 
 
 def test_a_row_draws_the_same_alone_and_among_others():
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(4, 301))
-    sampler = Sampler(top_k=40, top_p=0.9)
+    sampler = Sampler(top_p=0.9)
     for step in range(5):
         alone = draw(rows[2], sampler, seeds=[42], step=step).token_B[0]
         among = draw(rows, sampler, seeds=[7, 8, 42, 9], step=step).token_B[2]
-        moved = draw(rows[[2, 0, 3]], sampler, seeds=[42, 1, 2], step=step).token_B[0]
+        moved = draw(rows[[2, 0, 3, 1]], sampler, seeds=[42, 1, 2, 3], step=step).token_B[0]
         assert alone == among == moved
 
 
@@ -182,10 +181,10 @@ def test_log_probabilities_are_before_temperature_penalty_and_filters():
 
 
 def test_changing_values_compiles_nothing():
-    rows = np.zeros((2, 11))
+    rows = np.zeros((300, 4))
     draw(rows, Sampler(temperature=0.5, top_k=3, top_p=0.5))
     before = jitted._cache_size()
-    draw(rows, Sampler(temperature=0.9, top_k=5, top_p=0.7), step=4, seeds=[8, 9])
+    draw(rows, Sampler(temperature=0.9, top_k=5, top_p=0.7), step=4, seeds=range(5, 305))
     assert jitted._cache_size() == before
 
 
