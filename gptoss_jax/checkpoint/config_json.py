@@ -1,8 +1,8 @@
 """config.json of the published families to Config, and back.
 
-    Hugging Face, as published          rope_scaling + rope_theta, num_local_experts
-    Hugging Face, transformers 5        rope_parameters, which holds rope_theta; dtype for torch_dtype
-    OpenAI `original/`                  num_experts, rope_scaling_factor, rope_ntk_alpha, rope_ntk_beta
+    Hugging Face, as published      rope_scaling + rope_theta, num_local_experts
+    Hugging Face, transformers 5    rope_parameters with rope_theta in it, dtype for torch_dtype
+    OpenAI `original/`              num_experts, rope_scaling_factor, rope_ntk_alpha, rope_ntk_beta
 
 Whatever changes what the model computes is read and honoured, or refused by name.
 """
@@ -87,7 +87,9 @@ class _Reader:
     def same(self, key: str, only, why: str) -> None:
         """Refuses any value but the one this architecture has."""
         value = self.values.get(key)
-        if value is not None and (value != only or isinstance(value, bool) != isinstance(only, bool)):
+        if value is not None and (
+            value != only or isinstance(value, bool) != isinstance(only, bool)
+        ):
             self.problems.append(f"{self.where}{key} {value!r} is not implemented: {why}")
 
     def ids(self, key: str) -> tuple[int, ...]:
@@ -294,7 +296,9 @@ def config_to_hf(config: Config, *, packed: bool) -> dict[str, Any]:
 
 def with_storage(values: dict[str, Any], *, packed: bool) -> dict[str, Any]:
     """A Hugging Face config that says how the experts are stored; other keys stay as they are."""
-    out = {k: v for k, v in values.items() if k not in ("quantization_config", "dtype", "torch_dtype")}
+    out = {
+        k: v for k, v in values.items() if k not in ("quantization_config", "dtype", "torch_dtype")
+    }
     if packed:
         out["quantization_config"] = {
             "modules_to_not_convert": [

@@ -13,7 +13,7 @@ from .safetensors_file import LazyTensor, TensorFile, open_file
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 TINY = Path(__file__).parent.parent / "assets" / "tiny"
 _SHARD = re.compile(r"(.+?-)(\d+)(-of-)(\d+)\.safetensors")
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 # Formats of other programs: file pattern, what it is, what would work.
 _FOREIGN = [
     ("*.gguf", "GGUF, llama.cpp's and Ollama's format", None),
@@ -69,7 +69,7 @@ def find(path: str | os.PathLike) -> Path:
         return folder
     if folder.is_file():
         raise CheckpointError(folder, [_foreign_file(folder)])
-    if _REPOSITORY.fullmatch(str(path)):
+    if REPOSITORY.fullmatch(str(path)):
         return _cached(str(path))
     raise CheckpointError(folder, ["no such folder."])
 

@@ -103,7 +103,7 @@ def open_checkpoint(path) -> Checkpoint:
         found.problems += _mismatches(found)
     quantized = files.config.get("quantization_config")
     if found.layout in ("hf-bf16", "hf-per-expert") and quantized:
-        found.notes.append("config.json says mxfp4, the experts are stored dense; they are read so.")
+        found.notes.append("config.json says mxfp4; the experts are stored dense and read so.")
     return found
 
 
@@ -156,7 +156,7 @@ def _mismatches(found: Checkpoint) -> Iterator[str]:
                 )
     for name in tensors:
         if name not in expected:
-            yield f"{name} is unexpected; the {names.DESCRIPTIONS[found.layout]} layout has no such."
+            yield f"{name} is unexpected: no parameter of this model needs it."
 
 
 def _widths(config: Config) -> tuple[tuple[str, int], ...]:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,8 @@ from ..kernels import mxfp4
 from ..model import GptOss
 from ..sharding import parameter_sharding
 from .errors import CheckpointError
-from .layouts import KEPT_FLOAT32, Checkpoint, open_checkpoint
-from .names import Fill, Transposed
+from .layouts import Checkpoint, open_checkpoint
+from .parts import Part, parts_of
 from .stops import tokens
 from .values import Watch
 
@@ -89,44 +88,14 @@ def _checked(dtype) -> np.dtype:
     return named
 
 
-class Part:
-    """A parameter still in its file. `part[index]` reads that part of it, checked, in `dtype`."""
-
-    def __init__(self, found: Checkpoint, fill: Fill, dtype: np.dtype, watch: Watch, sibling=None):
-        self.found, self.fill, self.watch = found, fill, watch
-        self.tensors = found.tensors(fill)
-        self.shape = fill.shape
-        stays = fill.row.bytes_only
-        wide = fill.param.endswith(KEPT_FLOAT32)
-        self.dtype = np.dtype(np.uint8 if stays else np.float32 if wide else dtype)
-        self.blocks: Part | None = sibling  # of a scale: its blocks
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors)
-
-    def __getitem__(self, index) -> np.ndarray:
-        index = index if isinstance(index, tuple) else (index,)
-        index = (*(i for i in index if i is not Ellipsis),)
-        index += (slice(None),) * (len(self.shape) - len(index))
-        value = self.fill.row.how.read(self.tensors, self.shape, index)
-        self.watch.look(self.fill, index, value, self.blocks)
-        return value.astype(self.dtype, copy=False)
-
-    def forget(self) -> None:
-        for tensor in self.tensors:
-            tensor.forget()
-
-
 def _fill(
     model: GptOss, found: Checkpoint, dtype, *, packed: bool, mesh: Mesh | None, watch: Watch
 ) -> None:
     """Replaces every abstract parameter of the model by the checkpoint's."""
     empty = {_dotted(path): v for path, v in nnx.to_flat_state(nnx.state(model, nnx.Param))}
-    parts = {f.param: Part(found, f, dtype, watch) for f in found.fills}
-    for name, part in parts.items():
-        if name.endswith("_scales"):
-            part.blocks = parts[name.removesuffix("scales") + "blocks"]
+    # A CPU's arrays may be the very memory they are made from, and a file can be written over.
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    parts = parts_of(found, watch, dtype, own=device.platform == "cpu")
     filled: dict[str, jax.Array] = {}
     with _bar(sum(p.nbytes for p in parts.values())) as bar:
         for name, part in parts.items():

@@ -34,7 +34,7 @@ class Same:
     def read(self, tensors: Sequence[Tensor], shape: tuple[int, ...], index: Index) -> np.ndarray:
         return tensors[0].reshape(*shape)[index]
 
-    def write(self, value: np.ndarray) -> list[np.ndarray]:
+    def write(self, value: np.ndarray, count: int) -> list[np.ndarray]:
         return [value]
 
 
@@ -44,7 +44,7 @@ class Transposed:
     def read(self, tensors: Sequence[Tensor], shape: tuple[int, ...], index: Index) -> np.ndarray:
         return tensors[0].swapaxes(1, 2)[index]
 
-    def write(self, value: np.ndarray) -> list[np.ndarray]:
+    def write(self, value: np.ndarray, count: int) -> list[np.ndarray]:
         return [value.swapaxes(1, 2)]
 
 
@@ -63,7 +63,9 @@ class FusedRows:
             ends = np.cumsum([0, groups, 1, 1]) * (kv_heads * width)
             tensors = [tensors[0].rows(*ends[i : i + 2]) for i in range(3)]
         parts = []
-        for tensor, first, count in zip(tensors, (0, groups, groups + 1), (groups, 1, 1), strict=True):
+        for tensor, first, count in zip(
+            tensors, (0, groups, groups + 1), (groups, 1, 1), strict=True
+        ):
             wanted = [m - first for m in picked if first <= m < first + count]
             if wanted:
                 heads = tensor.reshape(kv_heads, count, width, *rest)
@@ -71,9 +73,11 @@ class FusedRows:
                 parts.append(heads[(index[0], span, *index[2:])])
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
-    def write(self, value: np.ndarray) -> list[np.ndarray]:
-        groups = value.shape[1] - 2
-        return [value[:, :groups], value[:, groups], value[:, groups + 1]]
+    def write(self, value: np.ndarray, count: int) -> list[np.ndarray]:
+        groups, rest = value.shape[1] - 2, value.shape[3:]
+        parts = [value[:, :groups], value[:, groups], value[:, groups + 1]]
+        rows = [part.reshape(-1, *rest) for part in parts]
+        return rows if count == 3 else [np.concatenate(rows)]
 
 
 class OnePerExpert:
@@ -82,7 +86,7 @@ class OnePerExpert:
     def read(self, tensors: Sequence[Tensor], shape: tuple[int, ...], index: Index) -> np.ndarray:
         return np.stack([t[tuple(index[1:])] for t in tensors[index[0]]])
 
-    def write(self, value: np.ndarray) -> list[np.ndarray]:
+    def write(self, value: np.ndarray, count: int) -> list[np.ndarray]:
         return list(value)
 
 
@@ -163,9 +167,7 @@ _HF_DENSE = [
         how=TRANSPOSED,
     ),
     _row("blocks.{n}.moe.experts.down_bias", "E D", _HF_EXPERTS + "down_proj_bias: E D"),
-    _row(
-        "blocks.{n}.moe.experts.down", "E D F", _HF_EXPERTS + "down_proj: E F D", how=TRANSPOSED
-    ),
+    _row("blocks.{n}.moe.experts.down", "E D F", _HF_EXPERTS + "down_proj: E F D", how=TRANSPOSED),
 ]
 _HF_LINEAR = [
     _row("blocks.{n}.moe.router_bias_E", "E", _HF + "mlp.router.linear.bias: E"),

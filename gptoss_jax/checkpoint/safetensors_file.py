@@ -62,6 +62,7 @@ class LazyTensor:
     stored: str  # the file's dtype name
     view: np.ndarray = dataclasses.field(repr=False)  # read-only, mapped
     file: "TensorFile" = dataclasses.field(repr=False)
+    own: bool = True  # give copies; else views where no copy is needed
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -85,8 +86,8 @@ class LazyTensor:
         return dataclasses.replace(self, view=self.view[begin:end])
 
     def __getitem__(self, index) -> np.ndarray:
-        """A copy of its own, so that later changes of the file cannot reach a loaded model."""
-        out = np.array(self.view[index], order="C")
+        """With `own` a copy, so that later changes of the file cannot reach a loaded model."""
+        out = np.array(self.view[index], order="C") if self.own else self.view[index]
         for counter in _counters:
             counter.bytes_read += out.nbytes
         return out
@@ -139,13 +140,13 @@ def open_file(path: str | Path) -> TensorFile:
         raw = f.read(length)
         mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
 
-    header = _parse(path, raw)
-    metadata = header.pop("__metadata__", {})
+    parsed = _parse(path, raw)
+    metadata = parsed.pop("__metadata__", {})
     problems = []
     if not isinstance(metadata, dict) or any(not isinstance(v, str) for v in metadata.values()):
         problems.append("__metadata__ must map names to strings.")
     entries = {}
-    for name, entry in header.items():
+    for name, entry in parsed.items():
         if complaint := _complaint(entry):
             problems.append(f"{name}: {complaint}")
         else:
@@ -162,26 +163,36 @@ def open_file(path: str | Path) -> TensorFile:
     return file
 
 
-def write_file(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], data) -> None:
-    """Writes a file in the order of `tensors` {name: (stored dtype, shape)}.
+def header(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, list[str]]:
+    """The first bytes of a file with these tensors {name: (stored dtype, shape)}, and their order.
 
-    data(name) yields arrays or buffers that follow one another in C order; the file is whole on
-    the disk when this returns. Raises OSError where the disk is full.
+    As the safetensors library writes: wide dtypes first, which aligns all data, then by name.
     """
-    header, end = {"__metadata__": {"format": "pt"}}, 0
-    for name, (stored, shape) in tensors.items():
+    order = sorted(tensors, key=lambda name: (-DTYPES[tensors[name][0]].itemsize, name))
+    entries, end = {}, 0
+    for name in order:
+        stored, shape = tensors[name]
         begin, end = end, end + nbytes(stored, shape)
-        header[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [begin, end]}
-    raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        entries[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [begin, end]}
+    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw, order
+
+
+def write_file(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], data) -> None:
+    """Writes a file. data(name) yields arrays that follow one another in C order.
+
+    The file is whole on the disk when this returns. Raises OSError where the disk is full.
+    """
+    first, order = header(tensors)
     with path.open("wb") as f:
-        f.write(len(raw).to_bytes(8, "little") + raw)
-        for name, (stored, shape) in tensors.items():
+        f.write(first)
+        for name in order:
             before = f.tell()
             for piece in data(name):
-                # memoryview knows no bfloat16; bytes are bytes
+                # bytes: a memoryview knows no bfloat16
                 f.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
-            assert f.tell() - before == nbytes(stored, shape), (name, stored, shape)
+            assert f.tell() - before == nbytes(*tensors[name]), name
         f.flush()
         os.fsync(f.fileno())
 
@@ -204,7 +215,9 @@ def _parse(path: Path, raw: bytes) -> dict:
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=no_repeats)
     except (ValueError, RecursionError) as e:
-        raise CheckpointError(path, [f"not a safetensors file: its header is no JSON ({e})."])
+        raise CheckpointError(
+            path, [f"not a safetensors file: its header is no JSON ({e})."]
+        ) from None
     if not isinstance(header, dict):
         raise CheckpointError(path, ["not a safetensors file: its header is no JSON object."])
     if repeated:

@@ -32,7 +32,11 @@ def infinite_blocks(blocks: np.ndarray, scales: np.ndarray) -> str | None:
     nibbles = np.concatenate([blocks[wide] & 7, (blocks[wide] >> 4) & 7], axis=-1)
     least = np.where(scales[wide] == 253, 6, 4)[:, None]
     count = int((nibbles >= least).sum())
-    return f"{count} values are infinite: scale bytes of 253 or 254 with large codes" if count else None
+    return (
+        f"{count} values are infinite: scale bytes of 253 or 254 with large codes"
+        if count
+        else None
+    )
 
 
 def _any_nonzero(param: str, value: np.ndarray) -> bool:
