@@ -1,11 +1,18 @@
 """Eight CPU devices, strict promotion, and shape annotations that are checked."""
 
 import os
+import tempfile
 
 # Eight CPU devices stand for a mesh; on a GPU machine the flag changes nothing.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
+# Compiling is most of the run: what one test compiled, the next (and the next run) takes from disk.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR",
+    os.path.join(tempfile.gettempdir(), f"gptoss_jax-tests-{os.getuid()}"),
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
