@@ -1,4 +1,4 @@
-"""Rendering is openai-harmony's, token for token; where CASES of public faults differ, it says so."""
+"""Rendering is openai-harmony's, token for token, except for old analysis (see there)."""
 
 import itertools
 import random
