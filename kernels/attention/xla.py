@@ -77,7 +77,8 @@ def _block(q_BTKGH, q_pos_BT, *, k_BKSH, v_BKSH, sound_BKS, sinks_KG, k_pos_BS, 
     top_BKGT1 = jax.lax.stop_gradient(jnp.where(top_BKGT1 == -jnp.inf, 0.0, top_BKGT1))
     exps_BKGTS = jnp.exp(logits_BKGTS - top_BKGT1)
     total_BKGT1 = jnp.sum(exps_BKGTS, axis=-1, keepdims=True) + jnp.exp(sinks_KG11 - top_BKGT1)
-    total_BTKG1 = jnp.moveaxis(jnp.where(total_BKGT1 == 0, 1.0, total_BKGT1), 3, 1)
-    # Divided after the sum, so that what is rounded to bfloat16 lies in [0, 1].
-    out_BTKGH = einsum("BKGTS,BKSH->BTKGH", exps_BKGTS.astype(v_BKSH.dtype), v_BKSH)
-    return (out_BTKGH / total_BTKG1).astype(q_BTKGH.dtype)
+    # Divided after the sum, so that what is rounded to bfloat16 lies in [0, 1]. The batch axes
+    # lead in the result: XLA:CPU has no bfloat16 product with a float32 result otherwise.
+    out_BKGTH = einsum("BKGTS,BKSH->BKGTH", exps_BKGTS.astype(v_BKSH.dtype), v_BKSH)
+    out_BKGTH = out_BKGTH / jnp.where(total_BKGT1 == 0, 1.0, total_BKGT1)
+    return jnp.moveaxis(out_BKGTH, 3, 1).astype(q_BTKGH.dtype)
