@@ -2,9 +2,11 @@
 
 from typing import Literal
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from . import reference, xla
+from .. import device
+from . import decode, prefill, reference, xla
 from .reference import visible
 
 __all__ = ["Backend", "attention", "visible"]
@@ -63,8 +65,12 @@ def attention(
             return reference.attention(*args, window=window)
         case "xla":
             return xla.attention(*args, window=window)
-        case "triton" | "mosaic" as name:
-            raise NotImplementedError(f"attention has no backend {name!r} yet. Use 'xla'.")
+        case "triton":
+            device.require_nvidia("triton attention")
+            kernel = decode.attention if T == 1 else prefill.attention
+            return kernel(*args, window=window)
+        case "mosaic":
+            raise NotImplementedError("attention has no backend 'mosaic'. Use 'triton'.")
         case name:
             raise ValueError(
                 f"backend is None, 'reference', 'xla', 'triton' or 'mosaic'; got {name!r}."
@@ -72,5 +78,6 @@ def attention(
 
 
 def choose(q_BTKGH: Float[Array, "B T K G H"]) -> Backend:
-    """What `backend=None` means here."""
-    return "xla"
+    """What `backend=None` means: float32 on a GPU is for parity, which XLA serves exactly."""
+    half = q_BTKGH.dtype in (jnp.bfloat16, jnp.float16)
+    return "triton" if half and device.nvidia() else "xla"

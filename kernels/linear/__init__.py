@@ -1,0 +1,85 @@
+"""Dense layers for few tokens: a matrix read once, the norm in front and the sums behind it."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .. import device
+from . import reference, tile, vector, xla
+
+__all__ = ["Backend", "linear"]
+
+Backend = Literal["reference", "xla", "triton", "mosaic"]
+MOST_VECTOR_ROWS = 4
+MOST_ROWS = 64
+
+
+def linear(
+    x_I: Float[Array, "*N I"],
+    weight_OI: Float[Array, "O I"],
+    bias_O: Float[Array, " O"] | None = None,
+    *,
+    norm_I: Float[Array, " I"] | None = None,
+    eps: float = 1e-5,
+    residual_O: Float[Array, "*N O"] | None = None,
+    backend: Backend | None = None,
+) -> Float[Array, "*N O"]:
+    """weight . norm(x) + bias + residual, where norm is RMSNorm with scale `norm_I`, if given.
+
+    The weight lies [out, in] as checkpoints store it. Products and sums are float32; the result
+    is rounded to x's dtype once, after the residual. `eps` is the norm's.
+
+    backend: None chooses ("triton" on an NVIDIA GPU for at most 64 rows of bfloat16 or float16,
+        where reading the weight is the cost; else "xla").
+    Raises ValueError for shapes that do not fit; NotImplementedError for a backend that cannot
+    do what is asked.
+    """
+    *N, I = x_I.shape
+    O = weight_OI.shape[0]
+    for name, array, shape in (
+        ("weight_OI", weight_OI, (O, I)),
+        ("bias_O", bias_O, (O,)),
+        ("norm_I", norm_I, (I,)),
+        ("residual_O", residual_O, (*N, O)),
+    ):
+        if array is not None and array.shape != shape:
+            raise ValueError(
+                f"{name} should have shape {shape} beside x_I {x_I.shape} and weight_OI "
+                f"{weight_OI.shape}; it has {array.shape}."
+            )
+    x_NI = x_I.reshape(-1, I)
+    residual_NO = None if residual_O is None else residual_O.reshape(-1, O)
+    rows = x_NI.shape[0]
+    behind = {"residual_NO": residual_NO}
+    norm = {"norm_I": norm_I, "eps": eps}
+    match backend or choose(x_NI):
+        case "reference":
+            out_NO = reference.linear(x_NI, weight_OI, bias_O, **norm, **behind)
+        case "xla":
+            out_NO = xla.linear(x_NI, weight_OI, bias_O, **norm, **behind)
+        case "triton":
+            device.require_nvidia("the triton linear layer")
+            if rows <= MOST_VECTOR_ROWS:
+                out_NO = vector.linear(x_NI, weight_OI, bias_O, **norm, **behind)
+            elif rows <= MOST_ROWS:
+                if norm_I is not None:
+                    x_NI = reference.rms_norm(x_NI, norm_I, eps)
+                out_NO = tile.linear(x_NI, weight_OI, bias_O, **behind)
+            else:
+                raise NotImplementedError(
+                    f"the triton linear layer takes at most {MOST_ROWS} rows; got {rows}. "
+                    "Use backend=None or 'xla'."
+                )
+        case "mosaic":
+            raise NotImplementedError("linear has no backend 'mosaic'. Use 'triton'.")
+        case name:
+            raise ValueError(
+                f"backend is None, 'reference', 'xla', 'triton' or 'mosaic'; got {name!r}."
+            )
+    return out_NO.reshape(*N, O)
+
+
+def choose(x_NI: Float[Array, "N I"]) -> Backend:
+    half = x_NI.dtype in (jnp.bfloat16, jnp.float16)
+    return "triton" if half and x_NI.shape[0] <= MOST_ROWS and device.nvidia() else "xla"

@@ -1,0 +1,38 @@
+"""A linear layer as it is defined, with what stands in front of it and behind it."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def linear(
+    x_NI: Float[Array, "N I"],
+    weight_OI: Float[Array, "O I"],
+    bias_O: Float[Array, " O"] | None = None,
+    *,
+    norm_I: Float[Array, " I"] | None = None,
+    eps: float = 1e-5,
+    residual_NO: Float[Array, "N O"] | None = None,
+) -> Float[Array, "N O"]:
+    """The definition: products and sums in float32, rounded to x's dtype once, at the end."""
+    if norm_I is not None:
+        x_NI = rms_norm(x_NI, norm_I, eps)
+    out_NO = jnp.einsum(
+        "NI,OI->NO",
+        x_NI.astype(jnp.float32),
+        weight_OI.astype(jnp.float32),
+        precision="highest",
+    )
+    for term in (bias_O, residual_NO):
+        if term is not None:
+            out_NO += term.astype(jnp.float32)
+    return out_NO.astype(x_NI.dtype)
+
+
+def rms_norm(
+    x_NI: Float[Array, "N I"], scale_I: Float[Array, " I"], eps: float
+) -> Float[Array, "N I"]:
+    """x / sqrt(mean(x^2) + eps) * scale in float32, then rounded to x's dtype."""
+    wide = x_NI.astype(jnp.float32)
+    wide *= jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * scale_I.astype(jnp.float32)).astype(x_NI.dtype)

@@ -1,0 +1,86 @@
+"""A few to some dozens of rows times a matrix: tensor cores, the weight as the left operand.
+
+    program: out^T [rows, N]  =  sum over steps of  weight [rows, columns] . x^T [columns, N]
+
+N is padded to 16, 32 or 64, the weight streams through shared memory a few steps ahead, and x,
+which every program reads whole, comes from L2.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+from jaxtyping import Array, Float
+
+
+def linear(
+    x_NI: Float[Array, "N I"],
+    weight_OI: Float[Array, "O I"],
+    bias_O: Float[Array, " O"] | None = None,
+    *,
+    residual_NO: Float[Array, "N O"] | None = None,
+    rows: int = 32,
+    columns: int = 128,
+    warps: int = 2,
+    stages: int = 4,
+    interpret: bool = False,
+) -> Float[Array, "N O"]:
+    """`rows` of the weight a program (at least 16), `columns` a step (powers of two)."""
+    N = x_NI.shape[0]
+    O = weight_OI.shape[0]
+    optional = {"bias": bias_O, "residual": residual_NO}
+    given = {name: array for name, array in optional.items() if array is not None}
+    return pl.pallas_call(
+        functools.partial(_kernel, names=tuple(given), rows=rows, columns=columns),
+        grid=(pl.cdiv(O, rows),),
+        out_shape=jax.ShapeDtypeStruct((N, O), x_NI.dtype),
+        compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
+        interpret=interpret,
+        name=f"linear_tile_{N}",
+    )(x_NI, weight_OI, *given.values())
+
+
+def _kernel(x_ref, w_ref, *refs, names, rows, columns):
+    *optional, out_ref = refs
+    optional = dict(zip(names, optional, strict=True))
+    N, I = x_ref.shape
+    O = w_ref.shape[0]
+    o = pl.program_id(0) * rows + jnp.arange(rows)
+    o_in = jnp.minimum(o, O - 1)
+    n = jnp.arange(max(16, pl.next_power_of_2(N)))
+    n_in = jnp.minimum(n, N - 1)
+
+    def step(start, acc, tail):
+        i = start + jnp.arange(columns)
+        w = plt.load(
+            w_ref.at[o_in[:, None], i[None, :]],
+            mask=jnp.broadcast_to((i < I)[None, :], (rows, columns)) if tail else None,
+            other=0 if tail else None,
+        )
+        x = plt.load(
+            x_ref.at[n_in[:, None], i[None, :]],
+            mask=jnp.broadcast_to((i < I)[None, :], (n.size, columns)) if tail else None,
+            other=0 if tail else None,
+        )
+        return acc + jax.lax.dot_general(
+            w,
+            x,
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+            precision="highest" if x.dtype == jnp.float32 else None,
+        )
+
+    steps = I // columns
+    acc = jnp.zeros((rows, n.size), jnp.float32)
+    acc = jax.lax.fori_loop(0, steps, lambda j, acc: step(j * columns, acc, False), acc)
+    if I % columns:
+        acc = step(steps * columns, acc, True)
+    if "bias" in optional:
+        acc += plt.load(optional["bias"].at[o_in]).astype(jnp.float32)[:, None]
+    at = (n_in[None, :], o_in[:, None])
+    if "residual" in optional:
+        acc += plt.load(optional["residual"].at[at]).astype(jnp.float32)
+    mask = (n < N)[None, :] & (o < O)[:, None]
+    plt.store(out_ref.at[n[None, :], o[:, None]], acc.astype(out_ref.dtype), mask=mask)
