@@ -1,0 +1,34 @@
+"""gptoss-jax bench: speed of the whole model beside what the memory's speed allows."""
+
+import click
+
+from .common import compilation_cache_option, json_option, say_json, use_compilation_cache
+
+
+def _numbers(ctx, param, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{text!r} is not a list of whole numbers like 1,8,32.")
+    return [int(part) for part in parts]
+
+
+@click.command("bench")
+@click.option("--model", default="tiny", show_default=True, metavar="tiny|20b|120b|PATH")
+@click.option("--batch", "batches", callback=_numbers, default="1", show_default=True)
+@click.option("--context", "contexts", callback=_numbers, default="1024", show_default=True)
+@click.option("--plot", metavar="FILE", help="Also draw speed against the floor.")
+@compilation_cache_option
+@json_option
+def command(model: str, batches, contexts, plot: str | None, compilation_cache, as_json: bool):
+    """Measure decoding and prefill; 20b and 120b have random weights of the published shapes.
+
+    --batch and --context take lists: every pair is measured.
+    """
+    use_compilation_cache(compilation_cache)
+    from gptoss_jax import bench
+
+    report = bench.run(model, batches=batches, contexts=contexts, plot=plot)
+    if as_json:
+        say_json(report.to_json())
+    else:
+        click.echo(str(report))

@@ -1,0 +1,235 @@
+"""What commands share: how to load and run a model, how to sample, how to speak."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+DTYPES = ("bfloat16", "float32")
+CACHE_VARIABLE = "GPTOSS_COMPILATION_CACHE"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What `model_options` collects; names as in `gptoss_jax.load`."""
+
+    model: str
+    dtype: str
+    experts: str | None
+    backend: str | None
+    mesh: dict[str, int] | None
+    dispatch: str
+    distributed: bool
+    coordinator: str | None
+    processes: int | None
+    process_id: int | None
+    compilation_cache: str | None
+
+    def load(self):
+        """The model, on its mesh. Inside `running`."""
+        import gptoss_jax as gj
+
+        return gj.load(
+            self.model,
+            mesh=gj.make_mesh(**self.mesh) if self.mesh else None,
+            dtype=self.dtype,
+            experts=self.experts,
+            backend=self.backend,
+            dispatch=self.dispatch,
+        )
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Turns the compilation cache on, and joins the other processes where asked to."""
+        from gptoss_jax.sharding import distributed
+
+        use_compilation_cache(self.compilation_cache)
+        joined = distributed.start(
+            detect=self.distributed,
+            coordinator=self.coordinator,
+            processes=self.processes,
+            process_id=self.process_id,
+        )
+        yield
+        if joined:
+            distributed.stop()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """What `sampling_options` collects."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+
+    def keywords(self, rows: int = 1) -> dict[str, Any]:
+        """For `generate` and `stream`: row i is drawn with seed + i."""
+        import gptoss_jax as gj
+
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "sampler": gj.Sampler(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+            ),
+            "seeds": [self.seed + i for i in range(rows)],
+        }
+
+
+def use_compilation_cache(where: str | None) -> None:
+    """None is the user's cache folder; "off", "none", "0" and "" use none."""
+    if where is not None and where.strip().lower() in ("off", "none", "0", ""):
+        return
+    import gptoss_jax as gj
+
+    gj.enable_compilation_cache(where)
+
+
+def compilation_cache_option(command: Callable) -> Callable:
+    return click.option(
+        "--compilation-cache",
+        envvar=CACHE_VARIABLE,
+        metavar="FOLDER|off",
+        help="Where compiled programs are kept; default: the user's cache folder.  "
+        f"[also: {CACHE_VARIABLE}]",
+    )(command)
+
+
+def model_options(command: Callable) -> Callable:
+    """Adds the options and passes them on as one argument `how: ModelOptions`."""
+    return _gathered(
+        command,
+        "how",
+        ModelOptions,
+        _model_options,
+        click.option("--model", default="tiny", show_default=True, metavar="tiny|PATH|NAME"),
+        click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True),
+        click.option(
+            "--experts",
+            type=click.Choice(("packed", "dense")),
+            help="Keep MXFP4 experts packed, or decode them; default: as stored.",
+        ),
+        click.option("--backend", type=click.Choice(("xla", "triton", "mosaic", "reference"))),
+        click.option(
+            "--mesh", callback=_mesh, metavar="data=2,expert=4", help="Axes data, expert, tensor."
+        ),
+        click.option(
+            "--dispatch",
+            type=click.Choice(("auto", "all_reduce", "all_to_all")),
+            default="auto",
+            show_default=True,
+            help="How tokens reach experts on other devices.",
+        ),
+        click.option(
+            "--distributed", is_flag=True, help="Join the processes of SLURM or Open MPI."
+        ),
+        click.option("--coordinator", metavar="HOST:PORT", help="Join processes by hand."),
+        click.option("--processes", type=click.IntRange(min=1), metavar="N"),
+        click.option("--process-id", type=click.IntRange(min=0), metavar="I"),
+        compilation_cache_option,
+    )
+
+
+def sampling_options(*, max_new_tokens: int) -> Callable:
+    """Adds the options and passes them on as one argument `sampling: SamplingOptions`."""
+    options = (
+        click.option(
+            "--max-new-tokens",
+            type=click.IntRange(min=1),
+            default=max_new_tokens,
+            show_default=True,
+            metavar="N",
+        ),
+        click.option(
+            "--temperature",
+            type=click.FloatRange(min=0),
+            default=1.0,
+            show_default=True,
+            metavar="T",
+            help="0 is greedy.",
+        ),
+        click.option("--top-k", type=click.IntRange(min=1), metavar="K"),
+        click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, metavar="P"),
+        click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, metavar="P"),
+        click.option(
+            "--repetition-penalty",
+            type=click.FloatRange(min=0, min_open=True),
+            default=1.0,
+            metavar="R",
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(0, 2**63),
+            default=0,
+            show_default=True,
+            help="Of the first row; the next rows count up.",
+        ),
+    )
+    return lambda command: _gathered(
+        command, "sampling", SamplingOptions, SamplingOptions, *options
+    )
+
+
+def json_option(command: Callable) -> Callable:
+    return click.option("--json", "as_json", is_flag=True, help="JSON alone on stdout.")(command)
+
+
+def say_json(value: Any) -> None:
+    """One line of JSON on stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _gathered(
+    command: Callable, name: str, kind: type, make: Callable, *options: Callable
+) -> Callable:
+    """The command with these options, which reach it as `name=make(**fields of kind)`."""
+    fields = [field.name for field in dataclasses.fields(kind)]
+
+    @functools.wraps(command)
+    def with_one(**given):
+        return command(**{name: make(**{field: given.pop(field) for field in fields})}, **given)
+
+    for option in reversed(options):
+        with_one = option(with_one)
+    return with_one
+
+
+def _model_options(**given) -> ModelOptions:
+    """Raises UsageError for what cannot go together."""
+    triple = [given["coordinator"], given["processes"], given["process_id"]]
+    if any(part is not None for part in triple):
+        if None in triple:
+            raise click.UsageError("--coordinator, --processes and --process-id go together.")
+        if given["distributed"]:
+            raise click.UsageError("give either --distributed or --coordinator, not both.")
+        if given["process_id"] >= given["processes"]:
+            raise click.UsageError("--process-id counts from 0 to --processes minus 1.")
+    if (given["distributed"] or given["coordinator"]) and not given["mesh"]:
+        raise click.UsageError("several processes need --mesh, which says how they share a model.")
+    return ModelOptions(**given)
+
+
+def _mesh(ctx, param, text: str | None) -> dict[str, int] | None:
+    if text is None:
+        return None
+    from gptoss_jax.sharding import parse_mesh
+
+    try:
+        sizes = parse_mesh(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if not sizes:
+        raise click.BadParameter("names no axis; give for example data=2,expert=4.")
+    return sizes
