@@ -7,7 +7,7 @@ from math import prod
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from gptoss_jax.kernels.mxfp4 import BLOCK
 from gptoss_jax.sharding.mesh import axis_sizes
@@ -171,7 +171,7 @@ def _bytes_by_device(array: jax.Array) -> dict[jax.Device, int]:
     return dict.fromkeys(array.sharding.device_set, each)
 
 
-def _spelled(spec: Sequence | None, ndim: int) -> str:
+def _spelled(spec: PartitionSpec | None, ndim: int) -> str:
     entries = list(spec or ())
     entries += [None] * (ndim - len(entries))
     return " ".join("." if entry is None else "+".join(_tuple(entry)) for entry in entries)

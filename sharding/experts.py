@@ -60,7 +60,7 @@ def dispatch(
     *,
     mesh: Mesh | None,
     compute: Compute,
-    how: Dispatch = "auto",
+    how: Dispatch | str = "auto",
     slots: int | None = None,
 ) -> Float[Array, "N D"]:
     """The mixture of experts of one layer, on a mesh or (mesh=None) on one device.
@@ -186,7 +186,7 @@ def all_to_all(
             )
             back_RCD = exchange(out_mD.astype(x_nD.dtype).reshape(R, C, D))  # by source -> by dest.
             now_nJ = went_nJ & (slot_nJ >= start) & (slot_nJ < start + C)
-            rows_nJD = back_RCD[rank_nJ, jnp.clip(slot_nJ - start, 0, C - 1)]
+            rows_nJD = _returned(back_RCD, rank_nJ, slot_nJ - start)
             return done + 1, jnp.where(now_nJ[..., None], rows_nJD, parts_nJD)
 
         rounds = _rounds(lax.pmax(jnp.max(count_R, initial=0), AXES), C)
@@ -224,6 +224,11 @@ def _wanted(ids_nX: Int[Array, "n X"], ranks: int, e: int) -> Bool[Array, "n R"]
 def _local_ids(ids_NX: Int[Array, "N X"], first: Array, e: int) -> Int[Array, "N X"]:
     """Ids among this device's e experts; -1 where the expert lives elsewhere or nowhere."""
     return jnp.where((ids_NX >= first) & (ids_NX < first + e), ids_NX - first, -1)
+
+
+def _returned(back_RCD: Array, rank_nJ: Array, slot_nJ: Array) -> Float[Array, "n J D"]:
+    """For each token, the rows that came back from the devices it went to: where it put them."""
+    return back_RCD[rank_nJ, jnp.clip(slot_nJ, 0, back_RCD.shape[1] - 1)]
 
 
 def _rounds(fullest: Array, slots: int) -> Array:
