@@ -73,9 +73,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "Tokenizer":
-        """Reads "tiny" (the embedded model's), a tokenizer.json, or a checkpoint folder with one.
+        """Reads "tiny" (the embedded model's), a tokenizer.json, or a checkpoint that holds one.
 
-        For an `original/` folder, which holds none, the folder above it is looked at.
+        A checkpoint is a folder or a name in Hugging Face's local cache, as for `load`. For an
+        `original/` folder, which has no tokenizer.json, the folder above it is looked at.
         Raises ValueError where there is no tokenizer.json or it cannot be read.
         """
         file = _tokenizer_file(path)
@@ -149,6 +150,10 @@ def _tokenizer_file(path: str | pathlib.Path) -> pathlib.Path:
     given = pathlib.Path(path).expanduser()
     if given.is_file():
         return given
+    if not given.exists() and len(pathlib.PurePath(path).parts) == 2:
+        from ..checkpoint.files import find  # a name; here, since checkpoints need tokenizers
+
+        given = find(path)
     for folder in (given, given.parent) if given.name == "original" else (given,):
         if (folder / "tokenizer.json").is_file():
             return folder / "tokenizer.json"

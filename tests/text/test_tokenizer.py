@@ -120,6 +120,16 @@ def test_where_the_file_is_looked_for(tmp_path, make_bytes_only):
         assert Tokenizer.load(path).size == 265
 
 
+def test_a_name_in_the_local_cache(tmp_path, make_bytes_only, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="openai/none"):
+        Tokenizer.load("openai/none")
+    snapshot = tmp_path / "models--openai--some" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    make_bytes_only().save(str(snapshot / "tokenizer.json"))
+    assert Tokenizer.load("openai/some").size == 265
+
+
 def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(ValueError, match="no tokenizer.json at .*nowhere"):
         Tokenizer.load(tmp_path / "nowhere")

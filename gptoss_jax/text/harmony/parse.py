@@ -35,7 +35,8 @@ class Parsed(list[Message]):
     """Messages, the last one with what there was of it.
 
     finish: the token that ended the last message by name; None if it was cut short, as it is when
-        the length ran out. A call is complete only if this is "<|call|>".
+        the length ran out. A call is complete only if this is "<|call|>". (`generate` leaves the
+        stop token out, so there it is None, and the finish reason "stop" says the same.)
     remainder: ids that belong to no message: the start of a header, or what should not be there.
     problems: what was not as it should be, in words. Being cut short is none.
     """

@@ -10,8 +10,8 @@ TURN_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 
 def stop_tokens(
     tokenizer: Tokenizer | None,
-    config_eos: int | Iterable[int] | None = None,
-    generation_eos: int | Iterable[int] | None = None,
+    config_eos: int | Iterable | None = None,
+    generation_eos: int | Iterable | None = None,
 ) -> tuple[int, ...]:
     """Everything that anybody says ends a turn, each once, in this order.
 
