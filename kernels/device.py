@@ -1,4 +1,4 @@
-"""Which device the kernels are for: the one that is here, or one that they are compiled ahead for."""
+"""Which device kernels are for: the one that is here, or one that they are compiled ahead for."""
 
 import contextlib
 import contextvars

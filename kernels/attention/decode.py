@@ -40,7 +40,7 @@ def attention(
     stages: int = 3,
     interpret: bool = False,
 ) -> Float[Array, "B 1 K G H"]:
-    """`keys` slots a step (a power of two, at least 16); `splits` shares of the slots, None: by shape."""
+    """`keys` slots a step (a power of two, at least 16), in `splits` shares (None: by shape)."""
     B, _, K, G, H = q_BTKGH.shape
     S = k_BKSH.shape[2]
     if splits is None:

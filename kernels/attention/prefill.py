@@ -2,7 +2,7 @@
 
     program (tile, k, b):  rows = `queries` new tokens x G heads, one tile of the left operand
         for each block of `keys` slots in the tile's span:
-            scores [rows, keys] = q . K^T ; mask by position ; online softmax ; acc [rows, H] += p . V
+            scores [rows, keys] = q . K^T ; mask ; online softmax ; acc [rows, H] += p . V
         the sink once, at the end
 
 The G heads of a key/value head share its K and V, so a tile needs few distinct tokens (16 x 8 for

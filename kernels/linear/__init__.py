@@ -35,21 +35,21 @@ def linear(
     Raises ValueError for shapes that do not fit; NotImplementedError for a backend that cannot
     do what is asked.
     """
-    *N, I = x_I.shape
-    O = weight_OI.shape[0]
+    *N, n_in = x_I.shape
+    n_out = weight_OI.shape[0]
     for name, array, shape in (
-        ("weight_OI", weight_OI, (O, I)),
-        ("bias_O", bias_O, (O,)),
-        ("norm_I", norm_I, (I,)),
-        ("residual_O", residual_O, (*N, O)),
+        ("weight_OI", weight_OI, (n_out, n_in)),
+        ("bias_O", bias_O, (n_out,)),
+        ("norm_I", norm_I, (n_in,)),
+        ("residual_O", residual_O, (*N, n_out)),
     ):
         if array is not None and array.shape != shape:
             raise ValueError(
                 f"{name} should have shape {shape} beside x_I {x_I.shape} and weight_OI "
                 f"{weight_OI.shape}; it has {array.shape}."
             )
-    x_NI = x_I.reshape(-1, I)
-    residual_NO = None if residual_O is None else residual_O.reshape(-1, O)
+    x_NI = x_I.reshape(-1, n_in)
+    residual_NO = None if residual_O is None else residual_O.reshape(-1, n_out)
     rows = x_NI.shape[0]
     behind = {"residual_NO": residual_NO}
     norm = {"norm_I": norm_I, "eps": eps}
@@ -77,7 +77,7 @@ def linear(
             raise ValueError(
                 f"backend is None, 'reference', 'xla', 'triton' or 'mosaic'; got {name!r}."
             )
-    return out_NO.reshape(*N, O)
+    return out_NO.reshape(*N, n_out)
 
 
 def choose(x_NI: Float[Array, "N I"]) -> Backend:

@@ -29,13 +29,13 @@ def linear(
 ) -> Float[Array, "N O"]:
     """`rows` of the weight a program (at least 16), `columns` a step (powers of two)."""
     N = x_NI.shape[0]
-    O = weight_OI.shape[0]
+    n_out = weight_OI.shape[0]
     optional = {"bias": bias_O, "residual": residual_NO}
     given = {name: array for name, array in optional.items() if array is not None}
     return pl.pallas_call(
         functools.partial(_kernel, names=tuple(given), rows=rows, columns=columns),
-        grid=(pl.cdiv(O, rows),),
-        out_shape=jax.ShapeDtypeStruct((N, O), x_NI.dtype),
+        grid=(pl.cdiv(n_out, rows),),
+        out_shape=jax.ShapeDtypeStruct((N, n_out), x_NI.dtype),
         compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=interpret,
         name=f"linear_tile_{N}",
@@ -45,23 +45,23 @@ def linear(
 def _kernel(x_ref, w_ref, *refs, names, rows, columns):
     *optional, out_ref = refs
     optional = dict(zip(names, optional, strict=True))
-    N, I = x_ref.shape
-    O = w_ref.shape[0]
+    N, n_in = x_ref.shape
+    n_out = w_ref.shape[0]
     o = pl.program_id(0) * rows + jnp.arange(rows)
-    o_in = jnp.minimum(o, O - 1)
+    o_near = jnp.minimum(o, n_out - 1)
     n = jnp.arange(max(16, pl.next_power_of_2(N)))
-    n_in = jnp.minimum(n, N - 1)
+    n_near = jnp.minimum(n, N - 1)
 
     def step(start, acc, tail):
         i = start + jnp.arange(columns)
         w = plt.load(
-            w_ref.at[o_in[:, None], i[None, :]],
-            mask=jnp.broadcast_to((i < I)[None, :], (rows, columns)) if tail else None,
+            w_ref.at[o_near[:, None], i[None, :]],
+            mask=jnp.broadcast_to((i < n_in)[None, :], (rows, columns)) if tail else None,
             other=0 if tail else None,
         )
         x = plt.load(
-            x_ref.at[n_in[:, None], i[None, :]],
-            mask=jnp.broadcast_to((i < I)[None, :], (n.size, columns)) if tail else None,
+            x_ref.at[n_near[:, None], i[None, :]],
+            mask=jnp.broadcast_to((i < n_in)[None, :], (n.size, columns)) if tail else None,
             other=0 if tail else None,
         )
         return acc + jax.lax.dot_general(
@@ -72,15 +72,15 @@ def _kernel(x_ref, w_ref, *refs, names, rows, columns):
             precision="highest" if x.dtype == jnp.float32 else None,
         )
 
-    steps = I // columns
+    steps = n_in // columns
     acc = jnp.zeros((rows, n.size), jnp.float32)
     acc = jax.lax.fori_loop(0, steps, lambda j, acc: step(j * columns, acc, False), acc)
-    if I % columns:
+    if n_in % columns:
         acc = step(steps * columns, acc, True)
     if "bias" in optional:
-        acc += plt.load(optional["bias"].at[o_in]).astype(jnp.float32)[:, None]
-    at = (n_in[None, :], o_in[:, None])
+        acc += plt.load(optional["bias"].at[o_near]).astype(jnp.float32)[:, None]
+    at = (n_near[None, :], o_near[:, None])
     if "residual" in optional:
         acc += plt.load(optional["residual"].at[at]).astype(jnp.float32)
-    mask = (n < N)[None, :] & (o < O)[:, None]
+    mask = (n < N)[None, :] & (o < n_out)[:, None]
     plt.store(out_ref.at[n[None, :], o[:, None]], acc.astype(out_ref.dtype), mask=mask)

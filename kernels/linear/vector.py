@@ -38,13 +38,13 @@ def linear(
 ) -> Float[Array, "N O"]:
     """`rows` of the weight a program, `columns` a load (powers of two)."""
     N = x_NI.shape[0]
-    O = weight_OI.shape[0]
+    n_out = weight_OI.shape[0]
     optional = {"bias": bias_O, "norm": norm_I, "residual": residual_NO}
     given = {name: array for name, array in optional.items() if array is not None}
     return pl.pallas_call(
         functools.partial(_kernel, names=tuple(given), rows=rows, columns=columns, eps=eps),
-        grid=(pl.cdiv(O, rows),),
-        out_shape=jax.ShapeDtypeStruct((N, O), x_NI.dtype),
+        grid=(pl.cdiv(n_out, rows),),
+        out_shape=jax.ShapeDtypeStruct((N, n_out), x_NI.dtype),
         compiler_params=plt.CompilerParams(num_warps=warps, num_stages=1),
         interpret=interpret,
         name=f"linear_vector_{N}",
@@ -54,22 +54,22 @@ def linear(
 def _kernel(x_ref, w_ref, *refs, names, rows, columns, eps):
     *optional, out_ref = refs
     optional = dict(zip(names, optional, strict=True))
-    N, I = x_ref.shape
-    O = w_ref.shape[0]
+    N, n_in = x_ref.shape
+    n_out = w_ref.shape[0]
     o = pl.program_id(0) * rows + jnp.arange(rows)
-    o_in = jnp.minimum(o, O - 1)[:, None]
+    o_near = jnp.minimum(o, n_out - 1)[:, None]
 
     def load(ref, row, start, **how):
-        """Columns start.. of one row, or of each of `rows`, as [rows, columns]; zeros past the end."""
+        """Columns from `start`, of one row or of each of `rows`, as [rows, columns]."""
         i = start + jnp.arange(columns)[None, :]
-        if start + columns > I:
-            how |= {"mask": jnp.broadcast_to(i < I, (rows, columns)), "other": 0}
+        if start + columns > n_in:
+            how |= {"mask": jnp.broadcast_to(i < n_in, (rows, columns)), "other": 0}
         i = jnp.broadcast_to(i, (rows, columns))
         index = (jnp.broadcast_to(row, (rows, 1)), i) if len(ref.shape) == 2 else (i,)
         return plt.load(ref.at[index], **how)
 
-    starts = range(0, I, columns)
-    weights = [load(w_ref, o_in, start).astype(jnp.float32) for start in starts]
+    starts = range(0, n_in, columns)
+    weights = [load(w_ref, o_near, start).astype(jnp.float32) for start in starts]
     for n in range(N):
         products = squares = jnp.zeros((rows, columns), jnp.float32)
         for start, w in zip(starts, weights, strict=True):
@@ -80,9 +80,9 @@ def _kernel(x_ref, w_ref, *refs, names, rows, columns, eps):
             products += w * x
         out = jnp.sum(products, axis=1)
         if "norm" in optional:
-            out *= jax.lax.rsqrt(jnp.sum(squares, axis=1) / I + eps)
+            out *= jax.lax.rsqrt(jnp.sum(squares, axis=1) / n_in + eps)
         if "bias" in optional:
-            out += plt.load(optional["bias"].at[o_in[:, 0]]).astype(jnp.float32)
+            out += plt.load(optional["bias"].at[o_near[:, 0]]).astype(jnp.float32)
         if "residual" in optional:
-            out += plt.load(optional["residual"].at[n, o_in[:, 0]]).astype(jnp.float32)
-        plt.store(out_ref.at[n, o], out.astype(out_ref.dtype), mask=o < O)
+            out += plt.load(optional["residual"].at[n, o_near[:, 0]]).astype(jnp.float32)
+        plt.store(out_ref.at[n, o], out.astype(out_ref.dtype), mask=o < n_out)
