@@ -62,6 +62,8 @@ class Trainer:
     def __init__(self, settings: Settings, *, progress: bool | None = None):
         self.settings, self.progress = settings, progress
         run, data = settings.run, settings.data
+        if run.export is not None and pathlib.Path(run.export).exists():
+            raise ValueError(f"run.export {run.export} exists already; give a folder that does not.")
         tokenizer = None if data.tokenizer is None else Tokenizer.load(data.tokenizer)
         documents = Documents.load(data.train, tokenizer)
         self.batches = self._batches(documents)
@@ -263,7 +265,9 @@ def export(settings: Settings, params: dict) -> None:
 
     # float32: export rounds each tensor once, to what its format holds.
     network = Network.of(settings.model, compute=jnp.float32, row=settings.data.row, remat=False)
-    tokenizer = None if settings.data.tokenizer is None else Tokenizer.load(settings.data.tokenizer)
+    tokenizer = settings.data.tokenizer
+    if tokenizer is not None and pathlib.Path(tokenizer).is_file():
+        tokenizer = pathlib.Path(tokenizer).parent
     export_model(
         network.model(jax.device_get(params)),
         settings.run.export,

@@ -5,6 +5,7 @@ import difflib
 import math
 import pathlib
 import tomllib
+import types as types_module
 import typing
 
 from ..config import Config
@@ -114,7 +115,8 @@ def checked(table: str, kind: type, given: dict, problems: list[str]):
         if name not in fields:
             problems.append(unknown(f"[{table}] key", name, fields))
             continue
-        allowed = typing.get_args(types[name]) or (types[name],)
+        union = typing.get_origin(types[name]) in (typing.Union, types_module.UnionType)
+        allowed = typing.get_args(types[name]) if union else (types[name],)
         if isinstance(value, list):
             value = tuple(value)
         if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
