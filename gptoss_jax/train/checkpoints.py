@@ -28,7 +28,9 @@ class Checkpoints:
         """Starts a write and returns; `about` is what must be the same when resuming."""
         self._manager.save(
             step,
-            args=ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about)),
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about)
+            ),
         )
 
     def restore(self, step: int, like):

@@ -2,11 +2,11 @@
 
 A document is a sequence of ids and, for each, whether predicting it counts. Several lie in one row.
 Attention knows positions alone (slot j is seen by query i iff 0 <= pos j <= pos i, and within the
-window), so a row keeps documents apart by distance: the positions of each begin one row length after
-the last position of the one before, and every layer's window is at most a row, which no document
-exceeds. Rotary embedding depends on differences of positions, so a packed document computes what it
-computes alone, up to the rounding of larger angles (row length 512: positions below 8,192, float32
-angles exact to 5e-4).
+window), so a row keeps documents apart by distance: the positions of each begin one row length
+after the last position of the one before, and every layer's window is at most a row, which no
+document exceeds. Rotary embedding depends on differences of positions, so a packed document
+computes what it computes alone, up to the rounding of larger angles (row length 512: positions
+below 8,192, float32 angles exact to 5e-4).
 
     tokens      a b c d  p q r  .      positions   0 1 2 3  11 12 13  -1       (rows of 8)
     targets     b c d .  q r .  .      weights     1 1 1 0   1  1  0   0
@@ -26,7 +26,8 @@ ROWS_OPEN = 32  # first-fit looks at this many unfinished rows: 97 % of the slot
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """tokens [n] int32; counts [n] bool (predicting this token is trained); starts [documents + 1]."""
+    """tokens [n] int32; counts [n] bool, whether predicting the token is trained; starts [documents
+    + 1] int64."""
 
     tokens: np.ndarray
     counts: np.ndarray
@@ -174,7 +175,7 @@ def pack(lengths: np.ndarray, row: int) -> list[list[int]]:
 
 
 class Batches:
-    """The batch of every step, as a function of the step alone: resuming needs the step and no more.
+    """The batch of every step, as a function of the step alone: to resume, the step is enough.
 
     Documents are shuffled and packed once by the seed; each pass over the data permutes the rows.
     """

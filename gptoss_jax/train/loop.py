@@ -63,7 +63,9 @@ class Trainer:
         self.settings, self.progress = settings, progress
         run, data = settings.run, settings.data
         if run.export is not None and pathlib.Path(run.export).exists():
-            raise ValueError(f"run.export {run.export} exists already; give a folder that does not.")
+            raise ValueError(
+                f"run.export {run.export} exists already; give a folder that does not."
+            )
         tokenizer = None if data.tokenizer is None else Tokenizer.load(data.tokenizer)
         documents = Documents.load(data.train, tokenizer)
         self.batches = self._batches(documents)
@@ -106,7 +108,10 @@ class Trainer:
             metrics = Metrics(self.folder / "metrics.jsonl", step, every=run.log_every)
             show = self.progress
             with tqdm.tqdm(
-                total=run.steps, initial=step, unit="step", disable=None if show is None else not show
+                total=run.steps,
+                initial=step,
+                unit="step",
+                disable=None if show is None else not show,
             ) as bar:
                 try:
                     state = self._train(state, step, checkpoints, metrics, bar)

@@ -8,7 +8,7 @@ from .settings import Optimizer
 
 
 def schedule(settings: Optimizer, steps: int) -> optax.Schedule:
-    """Step -> learning rate: linear from 0 over `warmup` steps, cosine to floor * peak at the end."""
+    """Step -> learning rate: linear from 0 over `warmup` steps, then a cosine to floor * peak."""
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0,
         peak_value=settings.peak,

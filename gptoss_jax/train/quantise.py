@@ -16,7 +16,7 @@ def rounded(weights: Float[Array, "*rows inner"]) -> Float[Array, "*rows inner"]
 def straight_through(
     weights: Float[Array, "*rows inner"], on: Bool[Array, ""] | bool = True
 ) -> Float[Array, "*rows inner"]:
-    """`rounded` in the forward pass where `on`, the identity in the backward pass (Bengio et al. 2013).
+    """`rounded` in the forward pass where `on`, the identity in the backward pass (Bengio 2013).
 
     w + (r - w) would differ from r by a rounding, and r is what export writes: so r itself is
     returned, and the gradient is passed by hand.

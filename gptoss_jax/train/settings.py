@@ -1,4 +1,4 @@
-"""What a training run's TOML file may say. A bad value is refused by its name, all of them at once."""
+"""What a training run's TOML file may say. Bad values are refused by name, all at once."""
 
 import dataclasses
 import difflib
@@ -99,14 +99,19 @@ class Settings:
         if problems:
             raise ValueError("this training config cannot be used: " + "; ".join(problems))
         folder = pathlib.Path(folder)
-        for part, names in (("data", ("train", "valid", "tokenizer")), ("run", ("folder", "export"))):
-            placed = {n: str(folder / v) for n in names if (v := getattr(parts[part], n)) is not None}
+        for part, names in (
+            ("data", ("train", "valid", "tokenizer")),
+            ("run", ("folder", "export")),
+        ):
+            placed = {
+                n: str(folder / v) for n in names if (v := getattr(parts[part], n)) is not None
+            }
             parts[part] = dataclasses.replace(parts[part], **placed)
         return cls(**parts)
 
 
 def checked(table: str, kind: type, given: dict, problems: list[str]):
-    """([keyword arguments],) of `kind` from a TOML table; what is wrong goes to `problems`, () then."""
+    """(keyword arguments of `kind`,) from a TOML table; () where `problems` were added to."""
     before = len(problems)
     types = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}

@@ -30,7 +30,7 @@ class Network:
 
     @classmethod
     def of(cls, config: Config, *, compute, row: int, remat: bool) -> "Network":
-        """compute: dtype of activations. row: the longest document, every layer's largest window."""
+        """compute: dtype of activations. row: the longest document, and so the largest window."""
         model = nnx.eval_shape(functools.partial(blank, config, compute, row))
         graph, state = nnx.split(model)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
@@ -51,9 +51,7 @@ class Network:
         """(loss to descend, {"loss": cross entropy, "aux": load balance, 0 where it is off})."""
         model = self.model(params, quantised)
         taps = [] if aux else None
-        x_BTD, _ = model.hidden(
-            batch["tokens"], batch["positions"], remat=self.remat, taps=taps
-        )
+        x_BTD, _ = model.hidden(batch["tokens"], batch["positions"], remat=self.remat, taps=taps)
         loss = cross_entropy(model.logits(x_BTD), batch["targets"], batch["weights"])
         if not aux:
             return loss, {"loss": loss, "aux": jnp.float32(0)}
@@ -77,7 +75,9 @@ def blank(config: Config, compute, row: int) -> GptOss:
 
 def named(path) -> str:
     """blocks.3.moe.experts.gate_up from a tree path; the variable's own value adds nothing."""
-    keys = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
+    keys = [
+        str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path
+    ]
     return ".".join(key for key in keys if key != "value")
 
 

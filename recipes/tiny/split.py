@@ -7,7 +7,7 @@ PARTS = 10
 
 
 def held_out(*about) -> bool:
-    """True for the tenth of all subjects (an operand pair, a word, a list) that training never sees.
+    """True for the tenth of all subjects (an operand pair, a word, a list) kept from training.
 
     Order does not matter: 27 + 58 and 58 + 27 fall on the same side.
     """

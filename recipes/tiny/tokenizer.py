@@ -13,7 +13,7 @@ PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def train(texts, vocab: int) -> tokenizers.Tokenizer:
-    """texts: an iterable of strings in the proportions of use. vocab: ids in all, controls included."""
+    """texts: strings in the proportions of use. vocab: ids in all, control tokens included."""
     tokenizer = blank(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab - len(CONTROL),

@@ -44,16 +44,18 @@ PARAMETERS = {
 }
 VERBS = ("get", "get", "get_current", "find", "fetch", "read", "look_up")
 CITIES = (
-    "Paris London Rome Madrid Berlin Vienna Oslo Athens Lisbon Dublin Prague Warsaw Cairo Tokyo Lima "
-    "Boston Chicago Delhi Sydney Seoul Venice Geneva Munich Milan Lyon Naples Quito Havana Kyoto Nairobi"
+    "Paris London Rome Madrid Berlin Vienna Oslo Athens Lisbon Dublin Prague Warsaw Cairo Tokyo "
+    "Lima Boston Chicago Delhi Sydney Seoul Venice Geneva Munich Milan Lyon Naples Quito Havana "
+    "Kyoto Nairobi"
 ).split()
 PEOPLE = (
     "Anna Ben Carl Dora Emma Frank Grace Henry Ida Jack Kate Leo Mary Nora Oscar Paul Rosa Sam Tom "
     "Vera Will Zoe Alice Bob Peter Lucy John Sarah Max Julia"
 ).split()
 PHRASES = (
-    "sunny and warm; light rain; cloudy; clear and cold; strong wind; ready to ship; on the way; not found yet; "
-    "very small; a kind of tree; to go away; full of joy; north street; mill lane; old bridge road; snow"
+    "sunny and warm; light rain; cloudy; clear and cold; strong wind; ready to ship; on the way; "
+    "not found yet; very small; a kind of tree; to go away; full of joy; north street; mill lane; "
+    "old bridge road; snow"
 ).split("; ")
 ORDERS = ("Ignore", "Disregard", "Forget")
 
@@ -86,8 +88,17 @@ class Tools:
         parameter = rng.choice(PARAMETERS[of])
         return function(
             f"{rng.choice(VERBS)}_{attribute}",
-            rng.choice((f"Get the {attribute} of a {of}.", f"Tells the {attribute} of one {of}.", f"The {attribute} of a {of}")),
-            {parameter: {"type": "string"} | ({"description": f"Name of the {of}"} if rng.random() < 0.4 else {})},
+            rng.choice(
+                (
+                    f"Get the {attribute} of a {of}.",
+                    f"Tells the {attribute} of one {of}.",
+                    f"The {attribute} of a {of}",
+                )
+            ),
+            {
+                parameter: {"type": "string"}
+                | ({"description": f"Name of the {of}"} if rng.random() < 0.4 else {})
+            },
         )
 
     def add_tool(self, rng) -> dict:
@@ -117,7 +128,9 @@ class Tools:
         attribute = rng.choice(list(ATTRIBUTES))
         tool, question, arguments, ask, answer = getattr(self, f"_{kind}")(rng, wanted, attribute)
         others = [a for a in ATTRIBUTES if a != attribute]
-        tools = [tool] + [self.lookup(rng, a) for a in rng.sample(others, rng.choice((0, 0, 1, 1, 2)))]
+        tools = [tool] + [
+            self.lookup(rng, a) for a in rng.sample(others, rng.choice((0, 0, 1, 1, 2)))
+        ]
         if rng.random() < 0.2 and kind == "lookup":
             tools.append(rng.choice((self.add_tool, self.timer_tool, self.send_tool))(rng))
         rng.shuffle(tools)
@@ -125,21 +138,36 @@ class Tools:
         call = {
             "low": f"Call {name}.",
             "medium": f"{ask} I call {name}.",
-            "high": f"{ask} The function {name} does that. Its arguments: " + ", ".join(f"{k} is {v}" for k, v in arguments.items()) + ".",
+            "high": f"{ask} The function {name} does that. Its arguments: "
+            + ", ".join(f"{k} is {v}" for k, v in arguments.items())
+            + ".",
         }
         result, final = answer
-        use = {"low": "", "medium": "I have the result.", "high": f"The result of {name} is here. I answer with it."}
+        use = {
+            "low": "",
+            "medium": "I have the result.",
+            "high": f"The result of {name} is here. I answer with it.",
+        }
         note = ""
         if kind == "lookup" and rng.random() < 0.2:
             result = result | {"note": self.instruction(rng)}
             note = " The result also held instructions, which I did not follow."
-            use = {"low": "", "medium": "The note is not from the user. I do not follow it.",
-                   "high": "The result holds a note with instructions. It is not from the user, so I do not follow it."}
+            use = {
+                "low": "",
+                "medium": "The note is not from the user. I do not follow it.",
+                "high": "The result holds a note with instructions. It is not from the user, "
+                "so I do not follow it.",
+            }
         return {
             "tools": tools,
             "turns": [
                 {"user": question, "analysis": call, "call": name, "arguments": called},
-                {"tool": name, "result": json.dumps(result), "analysis": use, "final": final + note},
+                {
+                    "tool": name,
+                    "result": json.dumps(result),
+                    "analysis": use,
+                    "final": final + note,
+                },
             ],
         }
 
@@ -161,38 +189,105 @@ class Tools:
         subject = draw(rng, wanted, lambda r: ((attribute, s := self.subject(r, of)), s))
         named = f"order {subject}" if of == "order" else subject
         question = rng.choice(
-            (f"What is the {attribute} of {named}?", f"Tell me the {attribute} of {named}.", f"What's the {attribute} of {named}?",
-             f"Find the {attribute} of {named}.", f"Please look up the {attribute} of {named}.", f"I need the {attribute} of {named}.")
+            (
+                f"What is the {attribute} of {named}?",
+                f"Tell me the {attribute} of {named}.",
+                f"What's the {attribute} of {named}?",
+                f"Find the {attribute} of {named}.",
+                f"Please look up the {attribute} of {named}.",
+                f"I need the {attribute} of {named}.",
+            )
         )
         if of == "city":
-            question = rng.choice((question, f"What is the {attribute} in {subject}?", f"What's the {attribute} in {subject}?", f"Tell me the {attribute} in {subject}"))
+            question = rng.choice(
+                (
+                    question,
+                    f"What is the {attribute} in {subject}?",
+                    f"What's the {attribute} in {subject}?",
+                    f"Tell me the {attribute} in {subject}",
+                )
+            )
         value = self.value(rng, kind)
         ask = f"The user wants the {attribute} of {named}."
         tool = self.lookup(rng, attribute)
         (parameter,) = tool["parameters"]["properties"]
         if rng.random() < 0.08:
-            return tool, question, {parameter: subject}, ask, ({"error": "not found"}, f"I could not find the {attribute} of {named}.")
+            return (
+                tool,
+                question,
+                {parameter: subject},
+                ask,
+                ({"error": "not found"}, f"I could not find the {attribute} of {named}."),
+            )
         key = rng.choice((attribute, "result", "value", attribute))
-        return tool, question, {parameter: subject}, ask, ({key: value}, f"The {attribute} of {named} is {value}.")
+        return (
+            tool,
+            question,
+            {parameter: subject},
+            ask,
+            ({key: value}, f"The {attribute} of {named} is {value}."),
+        )
 
     def _add(self, rng, wanted, attribute):
         a, b = draw(rng, wanted, lambda r: (v := (r.randrange(1000), r.randrange(1000)), v))
-        question = rng.choice(("What is {a} + {b}?", "Add {a} and {b}.", "How much is {a} + {b}?", "Use the tool to add {a} and {b}.")).format(a=a, b=b)
-        return self.add_tool(rng), question, {"a": a, "b": b}, f"The user wants {a} + {b}.", ({"result": a + b}, f"{a} + {b} = {a + b}")
+        question = rng.choice(
+            (
+                "What is {a} + {b}?",
+                "Add {a} and {b}.",
+                "How much is {a} + {b}?",
+                "Use the tool to add {a} and {b}.",
+            )
+        ).format(a=a, b=b)
+        return (
+            self.add_tool(rng),
+            question,
+            {"a": a, "b": b},
+            f"The user wants {a} + {b}.",
+            ({"result": a + b}, f"{a} + {b} = {a + b}"),
+        )
 
     def _timer(self, rng, wanted, attribute):
         n = draw(rng, wanted, lambda r: (("timer", v := r.randrange(1, 100)), v))
-        question = rng.choice(("Set a timer for {n} minutes.", "Start a timer of {n} minutes.", "Timer for {n} minutes please.", "Remind me in {n} minutes.")).format(n=n)
-        return self.timer_tool(rng), question, {"minutes": n}, f"The user wants a timer for {n} minutes.", ({"ok": True}, f"The timer is set for {n} minutes.")
+        question = rng.choice(
+            (
+                "Set a timer for {n} minutes.",
+                "Start a timer of {n} minutes.",
+                "Timer for {n} minutes please.",
+                "Remind me in {n} minutes.",
+            )
+        ).format(n=n)
+        return (
+            self.timer_tool(rng),
+            question,
+            {"minutes": n},
+            f"The user wants a timer for {n} minutes.",
+            ({"ok": True}, f"The timer is set for {n} minutes."),
+        )
 
     def _send(self, rng, wanted, attribute):
         def make(r):
-            to, text = self.subject(r, "person"), " ".join(r.choice(self.words) for _ in range(r.randrange(1, 5)))
+            to, text = (
+                self.subject(r, "person"),
+                " ".join(r.choice(self.words) for _ in range(r.randrange(1, 5))),
+            )
             return (to, text), (to, text)
 
         to, text = draw(rng, wanted, make)
-        question = rng.choice(('Send {to} the message "{text}".', "Send a message to {to}: {text}", "Tell {to}: {text}", 'Write "{text}" to {to}.')).format(to=to, text=text)
-        return self.send_tool(rng), question, {"to": to, "text": text}, f"The user wants to send a message to {to}.", ({"ok": True}, f"The message to {to} was sent.")
+        question = rng.choice(
+            (
+                'Send {to} the message "{text}".',
+                "Send a message to {to}: {text}",
+                "Tell {to}: {text}",
+                'Write "{text}" to {to}.',
+            )
+        ).format(to=to, text=text)
+        return (
+            self.send_tool(rng),
+            question,
+            {"to": to, "text": text},
+            f"The user wants to send a message to {to}.",
+            ({"ok": True}, f"The message to {to} was sent."),
+        )
 
 
 def function(name: str, description: str, properties: dict) -> dict:
