@@ -1,4 +1,4 @@
-"""Looks a checkpoint through without building the model: what it is, and everything wrong with it."""
+"""Looks a checkpoint through without building the model: what it is, and all that is wrong."""
 
 import collections
 import dataclasses
@@ -18,7 +18,7 @@ from .values import Watch
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `inspect` found. `problems` says why the folder cannot be loaded, `notes` what is odd."""
+    """What `inspect` found. problems: why the folder cannot be loaded; notes: what is odd."""
 
     path: str
     layout: str | None

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from ..kernels import mxfp4
 from ..model import GptOss
-from ..sharding import parameter_sharding
+from ..sharding import parameter_sharding, place, together
 from .errors import CheckpointError
 from .layouts import Checkpoint, open_checkpoint
 from .parts import Part, parts_of
@@ -50,17 +50,10 @@ def load(
     dtype = _checked(dtype)
     if experts not in (None, "packed", "dense"):
         raise ValueError(f"experts must be None, 'packed' or 'dense'; got {experts!r}.")
-    found = open_checkpoint(path).require()
-    if experts == "packed" and not found.packed:
-        raise CheckpointError(
-            found.folder,
-            [
-                "its experts are dense, so they cannot be kept packed; "
-                f"`gptoss-jax export {path} FOLDER --format mxfp4` quantises them."
-            ],
-        )
+    with together(mesh):
+        found = _opened(path, experts)
+        stop_tokens, text_vocab = tokens(found)
     packed = found.packed and experts != "dense"
-    stop_tokens, text_vocab = tokens(found)
     model = nnx.eval_shape(
         lambda: GptOss(
             found.config,
@@ -72,9 +65,23 @@ def load(
             dispatch=dispatch,
         )
     )
-    _fill(model, found, dtype, packed=packed, mesh=mesh, watch=Watch(allow_zero=allow_zero))
+    with together(mesh):
+        _fill(model, found, dtype, packed=packed, mesh=mesh, watch=Watch(allow_zero=allow_zero))
     model.stop_tokens, model.text_vocab = stop_tokens, text_vocab
     return model
+
+
+def _opened(path, experts: str | None) -> Checkpoint:
+    found = open_checkpoint(path).require()
+    if experts == "packed" and not found.packed:
+        raise CheckpointError(
+            found.folder,
+            [
+                "its experts are dense, so they cannot be kept packed; "
+                f"`gptoss-jax export {path} FOLDER --format mxfp4` quantises them."
+            ],
+        )
+    return found
 
 
 def _checked(dtype) -> np.dtype:
@@ -94,8 +101,9 @@ def _fill(
     """Replaces every abstract parameter of the model by the checkpoint's."""
     empty = {_dotted(path): v for path, v in nnx.to_flat_state(nnx.state(model, nnx.Param))}
     # A CPU's arrays may be the very memory they are made from, and a file can be written over.
-    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-    parts = parts_of(found, watch, dtype, own=device.platform == "cpu")
+    devices = jax.device_put(np.uint8(0)).devices() if mesh is None else mesh.devices.flat
+    on_cpu = any(device.platform == "cpu" for device in devices)
+    parts = parts_of(found, watch, dtype, own=on_cpu)
     filled: dict[str, jax.Array] = {}
     with _bar(sum(p.nbytes for p in parts.values())) as bar:
         for name, part in parts.items():
@@ -127,17 +135,6 @@ def _placed(name: str, part: Part, found: Checkpoint, mesh: Mesh | None, layout:
     if mesh is not None:
         return place(part, parameter_sharding(name, found.config, mesh, layout))
     return jax.device_put(part[...])
-
-
-def place(part: Part, sharding: NamedSharding) -> jax.Array:
-    """Reads each distinct slice that this process's devices hold, once."""
-    read = functools.lru_cache(maxsize=None)(lambda index: part[tuple(slice(*i) for i in index)])
-
-    def slice_of(index):
-        spans = (s.indices(n)[:2] for s, n in zip(index, part.shape, strict=True))
-        return read(tuple(spans))
-
-    return jax.make_array_from_callback(part.shape, sharding, slice_of, dtype=part.dtype)
 
 
 def _decoded(stem: str, blocks: Part, scales: Part, dtype, found: Checkpoint, mesh: Mesh | None):

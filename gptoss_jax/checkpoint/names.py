@@ -9,29 +9,22 @@ the order in which openai/gpt-oss-20b stores them.
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from ..config import Config
+from .safetensors_file import LazyTensor
 
 BLOCK = 32  # values that share a scale
 Index = tuple[slice, ...]
 
 
-class Tensor(Protocol):
-    """What a row reads from (LazyTensor): only an index reads anything."""
-
-    def rows(self, begin: int, end: int) -> "Tensor": ...
-    def reshape(self, *shape: int) -> "Tensor": ...
-    def swapaxes(self, a: int, b: int) -> "Tensor": ...
-    def __getitem__(self, index) -> np.ndarray: ...
-
-
 class Same:
     """One tensor; its axes are split or fused, its elements stay in their order."""
 
-    def read(self, tensors: Sequence[Tensor], shape: tuple[int, ...], index: Index) -> np.ndarray:
+    def read(
+        self, tensors: Sequence[LazyTensor], shape: tuple[int, ...], index: Index
+    ) -> np.ndarray:
         return tensors[0].reshape(*shape)[index]
 
     def write(self, value: np.ndarray, count: int) -> list[np.ndarray]:
@@ -41,7 +34,9 @@ class Same:
 class Transposed:
     """One stack [E, in, out] for our [E, out, in]. By layout, never by shape: 2880 = 2880."""
 
-    def read(self, tensors: Sequence[Tensor], shape: tuple[int, ...], index: Index) -> np.ndarray:
+    def read(
+        self, tensors: Sequence[LazyTensor], shape: tuple[int, ...], index: Index
+    ) -> np.ndarray:
         return tensors[0].swapaxes(1, 2)[index]
 
     def write(self, value: np.ndarray, count: int) -> list[np.ndarray]:
@@ -55,12 +50,15 @@ class FusedRows:
     query g = m, then its key, then its value.
     """
 
-    def read(self, tensors: Sequence[Tensor], shape: tuple[int, ...], index: Index) -> np.ndarray:
+    def read(
+        self, tensors: Sequence[LazyTensor], shape: tuple[int, ...], index: Index
+    ) -> np.ndarray:
         (kv_heads, rows, width), rest = shape[:3], shape[3:]
         index = (*index, *(slice(None),) * (len(shape) - len(index)))
         groups, picked = rows - 2, range(rows)[index[1]]
         if len(tensors) == 1:
-            ends = np.cumsum([0, groups, 1, 1]) * (kv_heads * width)
+            q, kv = kv_heads * groups * width, kv_heads * width
+            ends = (0, q, q + kv, q + 2 * kv)
             tensors = [tensors[0].rows(*ends[i : i + 2]) for i in range(3)]
         parts = []
         for tensor, first, count in zip(
@@ -83,7 +81,9 @@ class FusedRows:
 class OnePerExpert:
     """E tensors, one for each expert, stacked."""
 
-    def read(self, tensors: Sequence[Tensor], shape: tuple[int, ...], index: Index) -> np.ndarray:
+    def read(
+        self, tensors: Sequence[LazyTensor], shape: tuple[int, ...], index: Index
+    ) -> np.ndarray:
         return np.stack([t[tuple(index[1:])] for t in tensors[index[0]]])
 
     def write(self, value: np.ndarray, count: int) -> list[np.ndarray]:

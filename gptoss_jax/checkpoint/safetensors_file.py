@@ -230,11 +230,9 @@ def _complaint(entry) -> str | None:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         return "a header entry holds dtype, shape and data_offsets, nothing else."
     stored, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if stored not in DTYPES:
-        known = stored in _OTHER_DTYPES if isinstance(stored, str) else False
-        return f"stored as {stored!r}; " + (
-            "no gpt-oss layout holds that." if known else "no safetensors dtype has that name."
-        )
+    if not isinstance(stored, str) or stored not in DTYPES:
+        known = "no gpt-oss layout holds that" if stored in _OTHER_DTYPES else "no such dtype"
+        return f"stored as {stored!r}: {known}."
     if not isinstance(shape, list) or not all(_is_size(n) for n in shape):
         return f"shape {shape!r} is no list of sizes."
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(n) for n in offsets):
