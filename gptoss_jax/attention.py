@@ -13,7 +13,8 @@ from . import cache as caches
 from . import rope, sharding
 from .config import Config
 from .kernels.attention import attention
-from .layers import einsum, normal
+from .kernels.linear import linear
+from .layers import RMSNorm, normal
 
 
 class Attention(nnx.Module):
@@ -37,6 +38,7 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x_BTD: Float[Array, "B T D"],
+        norm: RMSNorm,
         turn: tuple[Array, Array],
         positions_BT: Int[Array, "B T"],
         past: "Past | None" = None,
@@ -44,21 +46,29 @@ class Attention(nnx.Module):
         mesh: Mesh | None = None,
         backend: str | None = None,
     ) -> tuple[Float[Array, "B T D"], tuple[Array, Array]]:
-        """Returns the layer's output and its keys and values: the cache's, updated, where there is
-        a past; else this call's own as [B, K, T, H].
+        """Returns x + attention(norm(x)) and the layer's keys and values: the cache's, updated,
+        where there is a past; else this call's own as [B, K, T, H].
 
         turn: cos and sin of the positions (rope.table). positions: -1 is padding, which writes
         nothing and sees nothing.
         """
-        qkv = einsum("BTD,KMHD->BTKMH", x_BTD, self.qkv_KMHD[...])
-        qkv = (qkv + self.qkv_bias_KMH[...].astype(jnp.float32)).astype(x_BTD.dtype)
-        turned_BTKMH = rope.rotate(qkv[:, :, :, :-1], *turn)
+        dense = dense_backend(mesh, backend)
+        B, T, D = x_BTD.shape
+        K, M, H = self.qkv_bias_KMH.shape
+        qkv_BTKMH = linear(
+            x_BTD,
+            self.qkv_KMHD[...].reshape(-1, D),
+            self.qkv_bias_KMH[...].reshape(-1),
+            norm_I=norm.scale_D[...],
+            eps=norm.eps,
+            backend=dense,
+        ).reshape(B, T, K, M, H)
+        turned_BTKMH = rope.rotate(qkv_BTKMH[:, :, :, :-1], *turn)
         q_BTKGH, k_BTKH = turned_BTKMH[:, :, :, :-1], turned_BTKMH[:, :, :, -1]
-        v_BTKH = qkv[..., -1, :]
+        v_BTKH = qkv_BTKMH[:, :, :, -1]
 
         if past is None:
-            k_BKSH, v_BKSH = k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
-            seen = kept = (k_BKSH, v_BKSH)
+            seen = kept = (k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2))
             k_pos_BS = positions_BT
         else:
             kept = past.store(k_BTKH, v_BTKH)
@@ -67,9 +77,25 @@ class Attention(nnx.Module):
         attend = functools.partial(attention, window=self.window, backend=backend)
         args = (q_BTKGH, *seen, self.sinks_KG[...], positions_BT, k_pos_BS)
         out_BTKGH = sharding.shard_attention(attend, *args, mesh=mesh)
-        out = einsum("BTKGH,DKGH->BTD", out_BTKGH, self.out_DKGH[...])
-        out = out + self.out_bias_D[...].astype(jnp.float32)
-        return out.astype(x_BTD.dtype), kept
+        x_BTD = linear(
+            out_BTKGH.reshape(B, T, -1),
+            self.out_DKGH[...].reshape(D, -1),
+            self.out_bias_D[...],
+            residual_O=x_BTD,
+            backend=dense,
+        )
+        return x_BTD, kept
+
+
+def dense_backend(mesh: Mesh | None, backend: str | None) -> str | None:
+    """How dense layers run where the model's kernels run by `backend`.
+
+    Over a mesh XLA partitions them, which it cannot do to a kernel of ours; and "triton" has dense
+    kernels for few rows only, so that it means: where they serve.
+    """
+    if mesh is not None and mesh.size > 1:
+        return "xla"
+    return backend if backend in ("reference", "xla") else None
 
 
 @jax.tree_util.register_dataclass

@@ -119,10 +119,16 @@ class GptOss(nnx.Module):
 
     def _block(self, i, x_BTD, turn, positions_BT, past):
         block = self.blocks[i]
-        out, kv = block.attn(
-            block.attn_norm(x_BTD), turn, positions_BT, past, mesh=self.mesh, backend=self.backend
+        after_attention, kv = block.attn(
+            x_BTD,
+            block.attn_norm,
+            turn,
+            positions_BT,
+            past,
+            mesh=self.mesh,
+            backend=self.backend,
         )
-        after_attention = constrain(x_BTD + out, self.mesh, "batch", None, None)
+        after_attention = constrain(after_attention, self.mesh, "batch", None, None)
         normed = block.moe_norm(after_attention)
         out = block.moe(
             normed,

