@@ -138,7 +138,7 @@ def make_weights(numbers: Numbers, seed: int = 0) -> dict[str, np.ndarray]:
             normal(at + f"self_attn.{name}_proj.weight", (heads * H, D), 1 / math.sqrt(D))
         normal(at + "self_attn.sinks", (c.q_heads,), 1.0, 1.0)
         normal(at + "mlp.router.bias", (E,), 0.7)
-        normal(at + "mlp.router.weight", (E, D), 2 / math.sqrt(D))
+        normal(at + "mlp.router.weight", (E, D), 1.5 / math.sqrt(D))
         normal(at + "mlp.experts.gate_up_proj_bias", (E, 2 * F), 1.0)
         packed(at + "mlp.experts.gate_up_proj", (E, 2 * F, D), 3 / math.sqrt(D))
         normal(at + "mlp.experts.down_proj_bias", (E, D), 0.5)
