@@ -1,13 +1,21 @@
 """What importing does, and what the folder names must not do to others."""
 
+import pathlib
 import subprocess
 import sys
+
+import pytest
 
 import gptoss_jax as gj
 
 
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(code: str, cwd=ROOT) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, cwd=cwd
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -33,8 +41,16 @@ def test_public_names_resolve():
 
 
 def test_transformers_does_not_take_our_folder_for_hugging_faces():
+    """Not even started from the repository's root, where `import kernels` would find the folder."""
+    pytest.importorskip("transformers")
+    out = run("from transformers.utils import is_kernels_available; print(is_kernels_available())")
+    assert out.split() == ["False"]
+
+
+def test_installing_takes_no_bare_names(tmp_path):
     out = run(
-        "import importlib.util, gptoss_jax.kernels\n"
-        "print(importlib.util.find_spec('kernels'), importlib.util.find_spec('sharding'))\n"
+        "import importlib.util as u, gptoss_jax.kernels, gptoss_jax.sharding\n"
+        "print(u.find_spec('kernels'), u.find_spec('sharding'))",
+        cwd=tmp_path,
     )
     assert out.split() == ["None", "None"]
