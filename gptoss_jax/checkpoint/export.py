@@ -92,7 +92,7 @@ def export(
 
     hf = None if found.layout == "original" else found.files.config
     source = Source(found.config, found.packed, read, watch, side_folder(found), hf, stop_tokens)
-    return _write(source, Path(dst), layout, shard)
+    return write(source, Path(dst), layout, shard)
 
 
 def export_model(
@@ -124,12 +124,10 @@ def export_model(
                 for leaf, array in _as_stored(weights).leaves().items()
             }
     watch = Watch(allow_zero=allow_zero)
-    fills = {f.param: f for f in names.fills("hf-mxfp4" if packed else "hf-bf16", model.config)}
 
     def read(param: str, experts: slice) -> np.ndarray:
         value = np.asarray(state[param][experts])
-        fill = fills[param]
-        watch.look(fill, (experts, *(slice(None),) * (len(fill.shape) - 1)), value)
+        watch.look(param, ".experts." in param, param, experts, value)
         return value
 
     source = Source(
@@ -141,7 +139,7 @@ def export_model(
         None,
         tuple(model.stop_tokens),
     )
-    return _write(source, Path(dst), layout, shard)
+    return write(source, Path(dst), layout, shard)
 
 
 def _as_stored(weights):
@@ -264,7 +262,8 @@ _encode = jax.jit(mxfp4.encode)
 # --- how it is written ------------------------------------------------------------------
 
 
-def _write(source: Source, dst: Path, layout: str, limit: int) -> Path:
+def write(source: Source, dst: Path, layout: str, limit: int = SHARD) -> Path:
+    """Writes all of a layout (a key of LAYOUTS) in files of at most `limit` bytes of tensors."""
     config = source.config
     if layout in names.PACKED and (config.embed % BLOCK or config.ffn % BLOCK):
         raise ValueError(

@@ -85,7 +85,7 @@ def inspect(path, *, allow_zero: bool = False) -> Report:
         watch = _look(found, allow_zero)
         problems += watch.problems()
         if allow_zero:
-            notes += [f"{watch.names[param]}: {zero}." for param, zero in watch.dead().items()]
+            notes += [f"{line}." for line in watch.dead()]
     elif found.files.tensors:
         notes.append("values were not read; mend the problems below first.")
     return Report(

@@ -100,10 +100,10 @@ def _fill(
 ) -> None:
     """Replaces every abstract parameter of the model by the checkpoint's."""
     empty = {_dotted(path): v for path, v in nnx.to_flat_state(nnx.state(model, nnx.Param))}
-    # A CPU's arrays may be the very memory they are made from, and a file can be written over.
-    devices = jax.device_put(np.uint8(0)).devices() if mesh is None else mesh.devices.flat
-    on_cpu = any(device.platform == "cpu" for device in devices)
-    parts = parts_of(found, watch, dtype, own=on_cpu)
+    # A CPU's arrays may be the very memory they are made from, and a file can be written over:
+    # `place` must be given copies.
+    own = mesh is not None and mesh.devices.flat[0].platform == "cpu"
+    parts = parts_of(found, watch, dtype, own=own)
     filled: dict[str, jax.Array] = {}
     with _bar(sum(p.nbytes for p in parts.values())) as bar:
         for name, part in parts.items():
@@ -134,7 +134,7 @@ def _fill(
 def _placed(name: str, part: Part, found: Checkpoint, mesh: Mesh | None, layout: str) -> jax.Array:
     if mesh is not None:
         return place(part, parameter_sharding(name, found.config, mesh, layout))
-    return jax.device_put(part[...])
+    return jax.device_put(part[...], may_alias=False)
 
 
 def _decoded(stem: str, blocks: Part, scales: Part, dtype, found: Checkpoint, mesh: Mesh | None):

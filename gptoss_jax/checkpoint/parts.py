@@ -1,11 +1,12 @@
 """Parameters that are still in their files: read part by part, and looked at while read."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
 from .layouts import KEPT_FLOAT32, Checkpoint
-from .names import Fill
+from .names import ONE_PER_EXPERT, Fill
 from .values import Watch
 
 
@@ -16,7 +17,11 @@ class Part:
         self, found: Checkpoint, fill: Fill, watch: Watch, dtype: np.dtype | None, own: bool
     ):
         self.fill, self.watch = fill, watch
-        self.tensors = [dataclasses.replace(t, own=own) for t in found.tensors(fill)]
+        stacked = ".experts." in fill.param and fill.row.how is not ONE_PER_EXPERT
+        look = functools.partial(watch.look, fill.param, stacked)
+        self.tensors = [
+            dataclasses.replace(tensor, own=own, look=look) for tensor in found.tensors(fill)
+        ]
         self.shape, self.dtype = fill.shape, np.dtype(dtype or self.tensors[0].dtype)
         self.blocks: Part | None = None  # of scales: the blocks they belong to
 
@@ -31,12 +36,15 @@ class Part:
         assert all(isinstance(i, slice) and i.step in (None, 1) for i in given), index
         index = given + (slice(None),) * (len(self.shape) - len(given))
         value = self.fill.row.how.read(self.tensors, self.shape, index)
-        self.watch.look(self.fill, index, value, self.blocks)
+        if self.blocks is not None and (value >= 253).any():
+            self.watch.look_at_blocks(self.tensors[0].name, self.blocks[index], value)
         return value.astype(self.dtype, copy=False)
 
     def forget(self) -> None:
-        for tensor in self.tensors:
-            tensor.forget()
+        """Lets go of mapped pages, where there are enough to matter."""
+        if self.nbytes > 1 << 20:
+            for tensor in self.tensors:
+                tensor.forget()
 
 
 def parts_of(

@@ -14,7 +14,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ml_dtypes
@@ -63,6 +63,7 @@ class LazyTensor:
     view: np.ndarray = dataclasses.field(repr=False)  # read-only, mapped
     file: "TensorFile" = dataclasses.field(repr=False)
     own: bool = True  # give copies; else views where no copy is needed
+    look: Callable | None = dataclasses.field(default=None, repr=False)  # look(name, index, value)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,13 +84,16 @@ class LazyTensor:
         return dataclasses.replace(self, view=self.view.swapaxes(a, b))
 
     def rows(self, begin: int, end: int) -> "LazyTensor":
-        return dataclasses.replace(self, view=self.view[begin:end])
+        name = f"{self.name}[{begin}:{end}]"
+        return dataclasses.replace(self, name=name, view=self.view[begin:end])
 
     def __getitem__(self, index) -> np.ndarray:
         """With `own` a copy, so that later changes of the file cannot reach a loaded model."""
         out = np.array(self.view[index], order="C") if self.own else self.view[index]
         for counter in _counters:
             counter.bytes_read += out.nbytes
+        if self.look is not None:
+            self.look(self.name, index, out)
         return out
 
     def forget(self) -> None:

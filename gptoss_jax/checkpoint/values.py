@@ -4,13 +4,11 @@ import collections
 
 import numpy as np
 
-from .names import Fill
-
 NAN_SCALE = 255
 # Biases may be zero, and a norm that is zero is as dead as a weight.
 _MAY_BE_ZERO = ("bias_KMH", "bias_D", "bias_E", "gate_up_bias", "down_bias", "sinks_KG", "_scales")
 _TELL = "this is how a tensor looks that was never written; --allow-zero (allow_zero=True) loads it"
-_CHUNK = 1 << 22  # elements looked at together: temporaries of a few MB whatever the tensor
+_CHUNK = 1 << 18  # elements looked at together
 
 
 def bad_values(param: str, value: np.ndarray) -> str | None:
@@ -18,9 +16,11 @@ def bad_values(param: str, value: np.ndarray) -> str | None:
     if param.endswith("_blocks"):
         return None
     if param.endswith("_scales"):
-        count = _count(value, lambda part: part == NAN_SCALE)
+        count = _count_from(value, NAN_SCALE, 0xFF)
         return f"{count} scale bytes are 255, which means NaN" if count else None
-    count = _count(value, _not_finite)
+    bits, magnitude = _bits(value)
+    infinity = {2: 0x7F80, 4: 0x7F800000}[value.dtype.itemsize]
+    count = _count_from(bits, infinity, magnitude)
     return f"{count} of {value.size} values are not finite" if count else None
 
 
@@ -40,7 +40,7 @@ def infinite_blocks(blocks: np.ndarray, scales: np.ndarray) -> str | None:
 
 
 def _any_nonzero(param: str, value: np.ndarray) -> bool:
-    flat = value.reshape(-1)
+    flat = value.ravel(order="K")  # a view, where a transposed stack's reshape would copy it
     if param.endswith("_blocks"):
         flat = flat.view(np.uint8)
         mask = 0x77  # codes 0 and 8 are 0 and -0
@@ -55,23 +55,24 @@ def _bits(value: np.ndarray) -> tuple[np.ndarray, int]:
     return value.view(f"u{width}"), (1 << (8 * width - 1)) - 1
 
 
-def _count(value: np.ndarray, wrong) -> int:
-    flat = value.reshape(-1)
-    return sum(int(wrong(flat[i : i + _CHUNK]).sum()) for i in range(0, flat.size, _CHUNK))
-
-
-def _not_finite(part: np.ndarray) -> np.ndarray:
-    """On the bits: ml_dtypes' isfinite converts to float32 first, six times slower."""
-    exponent = {2: 0x7F80, 4: 0x7F800000}[part.dtype.itemsize]
-    bits, _ = _bits(part)
-    return (bits & exponent) == exponent
+def _count_from(bits: np.ndarray, least: int, mask: int) -> int:
+    """How many of `bits & mask` reach `least`. Whole numbers in chunks that stay in cache:
+    ml_dtypes' isfinite goes through float32 and takes six times as long.
+    """
+    flat, count = bits.ravel(order="K"), 0
+    for i in range(0, flat.size, _CHUNK):
+        part = flat[i : i + _CHUNK] & bits.dtype.type(mask)
+        if part.max() >= least:
+            count += int((part >= least).sum())
+    return count
 
 
 class Watch:
-    """Looks at every part that is read, and says at the end what was wrong.
+    """Looks at everything that is read, and says at the end what was wrong.
 
-    A mesh has parameters read in slices; a weight is zero where all slices seen here are. Of a
-    stack each expert is watched for itself: a mean over the stack hides one that is missing.
+    A mesh has tensors read in slices; a weight is zero where all slices seen here are. Of a stack
+    each expert is watched for itself (a mean over the stack hides one that is missing), of fused
+    rows the queries, the keys and the values.
     """
 
     def __init__(self, *, allow_zero: bool = False):
@@ -79,39 +80,44 @@ class Watch:
         self.found: dict[str, str] = {}
         self.seen: dict[str, set[int]] = collections.defaultdict(set)
         self.alive: dict[str, set[int]] = collections.defaultdict(set)
-        self.names: dict[str, str] = {}
 
-    def look(self, fill: Fill, index: tuple[slice, ...], value: np.ndarray, blocks=None) -> None:
-        """value: what was read of `fill` at `index`, as stored. blocks: of scales, their blocks."""
-        self.names[fill.param] = " + ".join(dict.fromkeys(n for n, _ in fill.tensors))
-        problem = bad_values(fill.param, value)
-        if blocks is not None and problem is None and (value >= 253).any():
-            problem = infinite_blocks(blocks[index], value)
-        if problem:
-            self.found.setdefault(fill.param, problem)
-        if fill.param.endswith(_MAY_BE_ZERO):
+    def look(self, param: str, stacked: bool, name: str, index, value: np.ndarray) -> None:
+        """param: what the tensor `name` belongs to. stacked: its first axis is the experts.
+        index, value: which part was read, and what it holds, as stored."""
+        if problem := bad_values(param, value):
+            self.found.setdefault(name, problem)
+        if param.endswith(_MAY_BE_ZERO):
             return
-        experts = ".experts." in fill.param
-        rows = range(fill.shape[0])[index[0]] if experts else (0,)
-        for row, part in zip(rows, value if experts else (value,), strict=True):
-            self.seen[fill.param].add(row)
-            if row not in self.alive[fill.param] and _any_nonzero(fill.param, part):
-                self.alive[fill.param].add(row)
+        rows = _rows(index, value) if stacked else (0,)
+        for row, part in zip(rows, value if stacked else (value,), strict=True):
+            self.seen[name].add(row)
+            if row not in self.alive[name] and _any_nonzero(param, part):
+                self.alive[name].add(row)
 
-    def dead(self) -> dict[str, str]:
-        """{parameter: what of it is zero throughout}."""
-        out = {}
-        for param, seen in self.seen.items():
-            if dead := sorted(seen - self.alive[param]):
+    def look_at_blocks(self, name: str, blocks: np.ndarray, scales: np.ndarray) -> None:
+        """What only blocks and scales together can show."""
+        if problem := infinite_blocks(blocks, scales):
+            self.found.setdefault(name, problem)
+
+    def dead(self) -> list[str]:
+        """Which tensors, or which experts of them, are zero throughout."""
+        out = []
+        for name, seen in self.seen.items():
+            if dead := sorted(seen - self.alive[name]):
                 whole = len(dead) == len(seen)
-                out[param] = "all zero" if whole else f"all zero in expert {_listed(dead)}"
+                out.append(f"{name}: all zero" + ("" if whole else f" in expert {_listed(dead)}"))
         return out
 
     def problems(self) -> list[str]:
-        lines = [f"{self.names[param]}: {problem}." for param, problem in self.found.items()]
-        if not self.allow_zero:
-            lines += [f"{self.names[p]}: {zero}; {_TELL}." for p, zero in self.dead().items()]
-        return lines
+        lines = [f"{name}: {problem}." for name, problem in self.found.items()]
+        return lines if self.allow_zero else lines + [f"{line}; {_TELL}." for line in self.dead()]
+
+
+def _rows(index, value: np.ndarray) -> range:
+    """The experts that `index` picks: the loader asks with a slice of the first axis."""
+    first = index[0] if isinstance(index, tuple) else index
+    start = first.start or 0
+    return range(start, start + len(value))
 
 
 def _listed(numbers: list[int]) -> str:

@@ -7,7 +7,6 @@ import json
 
 import checkpoints
 import pytest
-import transformers
 
 from gptoss_jax.checkpoint import config_from_json, config_to_hf, config_to_original
 from gptoss_jax.config import Config
@@ -54,6 +53,8 @@ def test_openai_family():
 
 
 def test_transformers_reads_what_we_write_and_we_what_it_writes(tmp_path):
+    import transformers
+
     numbers = TINY.replace(rope_truncate=True, window=17, sliding=(False, True, True, False))
     config = ours(numbers)
     (tmp_path / "config.json").write_text(json.dumps(config_to_hf(config, packed=False)))
