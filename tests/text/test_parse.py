@@ -194,6 +194,14 @@ def test_bad_bytes_do_not_stop_the_text(small):
     assert [message.content for message in parsed] == ["😀\ufffdok\ufffd", "next"]
 
 
+def test_a_character_cut_short(small):
+    ids = ids_of("<|channel|>final<|message|>a😀", small)
+    assert parse(ids[:-1], small)[0].content == "a\ufffd"
+    parser = Parser(small)
+    parser.feed(ids[:-1])
+    assert [delta.text for delta in parser.finish()] == ["\ufffd"]
+
+
 def streamed(ids, tokenizer, sizes):
     """Messages put together from deltas, and the parser's own."""
     parser = Parser(tokenizer)

@@ -53,7 +53,9 @@ def random_schema(rng, depth):
     out = {}
     if (kind := rng.choice(TYPES)) is not None:
         out["type"] = kind
-    for key in ("description", "title", "default"):
+    if maybe(0.5):
+        out["description"] = rng.choice(["d", "e", "a null\nb", 3])
+    for key in ("title", "default"):
         if maybe(0.3):
             out[key] = rng.choice(VALUES)
     if maybe(0.3):
@@ -69,8 +71,9 @@ def random_schema(rng, depth):
         out["properties"] = rng.choice([named, named, [1], {"p": True}])
     if depth and maybe(0.4):
         out["required"] = rng.choice([["a"], ["z", "m"], [1], "a"])
-    if depth and maybe(0.3):
-        out["oneOf"] = rng.choice([[inner() for _ in range(rng.randrange(4))], "x", [True]])
+    if depth and maybe(0.4):
+        variants = [inner() for _ in range(rng.randrange(4))]
+        out["oneOf"] = rng.choice([variants, variants, variants, "x", [True]])
     order = rng.sample(list(out), len(out))
     return {key: out[key] for key in order}
 
