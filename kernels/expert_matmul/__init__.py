@@ -3,15 +3,17 @@
 from typing import Literal, get_args
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from . import ragged, reference, xla
+from .. import device
+from . import ragged, reference, triton, xla
 from .swiglu import swiglu
 from .weights import AXES, ExpertWeights, Layout
 
-Backend = Literal["reference", "xla", "ragged"]
+Backend = Literal["reference", "xla", "ragged", "triton"]
 
-__all__ = ["AXES", "Backend", "ExpertWeights", "Layout", "expert_matmul", "swiglu"]
+__all__ = ["AXES", "Backend", "ExpertWeights", "Layout", "expert_matmul", "layout_for", "swiglu"]
 
 
 def expert_matmul(
@@ -23,31 +25,65 @@ def expert_matmul(
     limit: float | None,
     alpha: float,
     backend: Backend | None = None,
-    out_dtype: jnp.dtype | None = None,
+    out_dtype: DTypeLike | None = None,
 ) -> Float[Array, "N D"]:
-    """sum over x of weights[n, x] * (down(swiglu(gate_up(row n) + bias)) + bias) of expert ids[n, x].
+    """sum over x of weights[n, x] * (down(swiglu(gate_up(row n) + bias)) + bias), of ids[n, x].
 
     An id outside [0, E), E the experts at hand, is not here and adds nothing, whatever it is. Sums
     are float32, the hidden values are cast to x's dtype between the matmuls, the terms are added in
     float32 in the order of x, and the result is cast to out_dtype (None: x's dtype).
 
-    backend: "reference" the definition; "xla" chosen rows only, on any device; "ragged" dense
-    weights, differentiable, for training many experts; None chooses.
+    backend: "reference" the definition; "xla" chosen rows only, any layout, any device; "ragged"
+    dense weights, differentiable, for training many experts; "triton" layouts "triton" and
+    "triton_wide", bfloat16, an NVIDIA GPU. None takes "triton" where all of that holds, else "xla".
 
     Raises:
         ValueError: for shapes that do not belong together, an unknown backend, or a layout that
             the backend does not read.
+        NotImplementedError: for "triton" on another device or in another dtype.
     """
     experts.check()
     if x_ND.shape[1] != experts.embed:
         raise ValueError(f"x has width {x_ND.shape[1]}, the experts {experts.embed}.")
-    backend = backend or "xla"
+    packed_for_triton = experts.layout.startswith("triton")
+    if backend is None:
+        fits = packed_for_triton and x_ND.dtype == jnp.bfloat16 and device.nvidia()
+        backend = "triton" if fits else "xla"
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {get_args(Backend)}; got {backend!r}.")
-    out_dtype = jnp.dtype(out_dtype or x_ND.dtype)
     if backend == "ragged" and experts.layout != "dense":
         raise ValueError("backend 'ragged' reads dense weights; use experts.dense() or 'xla'.")
-    form = {"reference": reference, "xla": xla, "ragged": ragged}[backend]
+    if backend == "triton":
+        device.require_nvidia("backend 'triton'")
+        if not packed_for_triton:
+            raise ValueError(
+                f"backend 'triton' reads layout 'triton', not {experts.layout!r}; "
+                "use experts.to_layout(layout_for('triton', experts)) or backend='xla'."
+            )
+    form = {"reference": reference, "xla": xla, "ragged": ragged, "triton": triton}[backend]
+    out_dtype = jnp.dtype(out_dtype or x_ND.dtype)
     return form.expert_matmul(
         x_ND, ids_NX, weights_NX, experts, limit=limit, alpha=alpha, out_dtype=out_dtype
     )
+
+
+def layout_for(backend: str | None = None, experts: ExpertWeights | None = None) -> str:
+    """The packed layout that a backend reads fastest: "checkpoint", "triton" or "triton_wide".
+
+    backend None chooses for the device at hand. experts, in layout "checkpoint", are looked at for
+    scale bytes above 128, which only "triton_wide" holds; None trusts that there are none.
+
+    Raises:
+        NotImplementedError: for a backend that cannot run here.
+        ValueError: for an unknown one.
+    """
+    if backend is None:
+        backend = "triton" if device.nvidia() else "xla"
+    if backend == "triton":
+        device.require_nvidia("backend 'triton'")
+        return "triton_wide" if experts is not None and experts.needs_wide() else "triton"
+    if backend == "mosaic":
+        raise NotImplementedError("there is no Mosaic GPU form yet. Use backend='triton'.")
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend must be one of {get_args(Backend)}; got {backend!r}.")
+    return "checkpoint"

@@ -13,7 +13,7 @@ HIGHEST = jax.lax.Precision.HIGHEST
 def one_expert(
     x_ND: Array, gate_up_PD: Array, bias_P: Array, down_DF: Array, bias_D: Array, *, limit, alpha
 ) -> Array:
-    """float32 [N, D]: down(swiglu(gate_up(x) + bias)) + bias, the hidden values cast to x's dtype."""
+    """float32 [N, D]: down(swiglu(gate_up(x) + bias)) + bias, hidden values in x's dtype."""
     h_NP = jnp.einsum(
         "ND,PD->NP",
         x_ND,

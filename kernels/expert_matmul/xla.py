@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..mxfp4 import decode
 from ..routing import combine, make_tiles
 from .swiglu import swiglu
 from .weights import ExpertWeights
@@ -81,8 +80,8 @@ def _tiles(x_ND, ids_NX, weights_NX, experts, limit, alpha):
         return None, computed_RD
 
     def _one_tile(x_ND, row_R, expert):
-        gate_up_PD = _matrix(experts, "gate_up", expert, x_ND.dtype)
-        down_DF = _matrix(experts, "down", expert, x_ND.dtype)
+        gate_up_PD = experts.matrix("gate_up", expert, x_ND.dtype)
+        down_DF = experts.matrix("down", expert, x_ND.dtype)
         token_R = jnp.where(row_R >= 0, row_R // ids_NX.shape[1], 0)
         h_RP = _einsum("RD,PD->RP", x_ND[token_R], gate_up_PD)
         h_RP = h_RP + experts.gate_up_bias[expert].astype(jnp.float32)
@@ -95,11 +94,3 @@ def _tiles(x_ND, ids_NX, weights_NX, experts, limit, alpha):
 
     _, y_TRD = jax.lax.scan(one, None, (tiles.expert_T, tiles.row_TR))
     return combine(y_TRD.reshape(-1, x_ND.shape[1]), tiles.slot_NX, weights_NX)
-
-
-def _matrix(experts: ExpertWeights, name: str, expert: Array, dtype) -> Array:
-    if experts.layout == "dense":
-        return getattr(experts, name)[expert]
-    blocks, scales = getattr(experts, f"{name}_blocks"), getattr(experts, f"{name}_scales")
-    wide = dtype if dtype in (jnp.bfloat16, jnp.float32) else jnp.float32
-    return decode(blocks[expert], scales[expert], wide)

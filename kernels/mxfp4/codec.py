@@ -1,7 +1,8 @@
 """Decode and encode MXFP4 with integers, so that every backend gives the same bits.
 
-Floating-point decoding would be shorter and wrong: XLA's CPU backend flushes subnormals to zero, and the scale
-bytes 0 and 1 make subnormal values (0.5 * 2**-127 is 2.9e-39); `exp2` is not exact at 127 either.
+Floating-point decoding would be shorter and wrong: XLA's CPU backend flushes subnormals to zero,
+and the scale bytes 0 and 1 make subnormal values (0.5 * 2**-127 is 2.9e-39); `exp2` is not exact at
+127 either.
 """
 
 import jax
@@ -12,8 +13,8 @@ BLOCK = 32
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 NAN_SCALE = 255
 
-# The seven places where |x| / scale passes to the next code, as (power of two, quarters of it above one, whether
-# the place itself rounds up). Ties go to the even code: 0.25 down, 0.75 up, 1.25 down, 1.75 up, ...
+# The seven places where |x| / scale passes to the next code, as (power of two, quarters of it above
+# one, whether the place itself rounds up). Ties go to the even code: 0.25 down, 0.75 up, 1.25 down.
 THRESHOLDS = (
     (-2, 0, False),
     (-1, 2, True),
@@ -26,7 +27,7 @@ THRESHOLDS = (
 
 
 def _decode_bits(codes: Array, scales: Array) -> Array:
-    """bfloat16 bits, as uint16, of nibbles times 2 ** (scale - 127). Both int32, broadcast against each other."""
+    """bfloat16 bits, as uint16, of nibbles times 2 ** (scale - 127); both int32, broadcastable."""
     magnitude = codes & 7
     # code >= 2 is (1 + m/2) * 2**(e - 1) with e = code >> 1, m = code & 1; code 1 is 2**-1.
     half = jnp.where(magnitude >= 2, magnitude & 1, 0)
@@ -47,8 +48,8 @@ def decode(
 ) -> Float[Array, "*batch K"]:
     """The values, K = 32 G of them, exact in bfloat16 and float32 for every code and scale byte.
 
-    Scale byte 255 is NaN for the whole block, as the OCP format says (OpenAI's torch loader reads it as 2**128).
-    6 * 2**126 and 6 * 2**127 are infinite in both types.
+    Scale byte 255 is NaN for the whole block, as the OCP format says (OpenAI's torch loader reads
+    it as 2**128). 6 * 2**126 and 6 * 2**127 are infinite in both types.
 
     Raises:
         ValueError: for another dtype, or where the shapes do not belong together.
@@ -72,13 +73,14 @@ def decode(
 def encode(
     values: Float[Array, "*batch K"],
 ) -> tuple[UInt8[Array, "*batch G 16"], UInt8[Array, "*batch G"]]:
-    """Quantise with the OCP rule: scale = 2 ** (floor(log2(largest magnitude)) - 2), values to the nearest code.
+    """Quantise with the OCP rule: scale 2 ** (floor(log2(largest magnitude)) - 2), nearest code.
 
-    Ties go to the even code, magnitudes above 6 scales become 6 (so 6.5 and 7 do), the sign of zero is kept. The
-    scale byte is at least 0; a block of zeros gets byte 0. A block with an infinity or a NaN gets byte 255 and
-    decodes to NaN. `decode(*encode(v)) == v` for every v that `decode` can give, NaN and infinity apart.
+    Ties go to the even code, magnitudes above 6 scales become 6 (so 6.5 and 7 do), the sign of zero
+    is kept. The scale byte is at least 0; a block of zeros gets byte 0. A block with an infinity or
+    a NaN gets byte 255 and decodes to NaN. `decode(*encode(v)) == v` for every v that `decode` can
+    give, NaN and infinity apart.
 
-    The work is done on the bits of the float32 values: equal on every backend, subnormals included.
+    Done on the bits of the float32 values: equal on every backend, subnormals included.
 
     Raises:
         ValueError: where K is not a multiple of 32.

@@ -1,12 +1,19 @@
 """The chosen experts of a token and their weights."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from .. import device
+from . import in_kernel
+
+Backend = Literal["xla", "triton"]
+
 
 def top_k(
-    logits_NE: Float[Array, "N E"], k: int
+    logits_NE: Float[Array, "N E"], k: int, *, backend: Backend | None = None
 ) -> tuple[Int32[Array, "N X"], Float[Array, "N X"]]:
     """Ids of the k largest logits, largest first, and their softmax among themselves, in float32.
 
@@ -17,11 +24,17 @@ def top_k(
 
     Raises:
         ValueError: for k outside 1..E.
+        NotImplementedError: for backend "triton" without an NVIDIA GPU.
     """
     experts = logits_NE.shape[-1]
     if not 1 <= k <= experts:
         raise ValueError(f"k must be between 1 and the {experts} experts; got {k}.")
     logits_NE = logits_NE.astype(jnp.float32)
+    if backend is None:
+        backend = "triton" if device.nvidia() else "xla"
+    if backend == "triton":
+        device.require_nvidia("backend 'triton'")
+        return in_kernel.top_k(logits_NE, k, interpret=False)
     # lax.top_k orders by bits: +0 before -0, and a negative NaN last.
     logits_NE = jnp.where(logits_NE == 0, 0.0, logits_NE)
     logits_NX, ids_NX = jax.lax.top_k(logits_NE, k)

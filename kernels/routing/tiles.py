@@ -14,7 +14,7 @@ from jaxtyping import Array, Int32
 
 
 class Tiles(NamedTuple):
-    """T tiles of R rows. The bound on T is static; tiles beyond the last used one have expert -1."""
+    """T tiles of R rows. T is a static bound; tiles beyond the last used one have expert -1."""
 
     expert_T: Int32[Array, " T"]  # -1: nothing to do
     row_TR: Int32[Array, "T R"]  # token * X + choice; -1: padding
@@ -22,7 +22,7 @@ class Tiles(NamedTuple):
 
 
 def bound(rows: int, experts: int, tile_rows: int) -> int:
-    """Tiles that suffice for any distribution of the rows: each used expert leaves one tile unfull."""
+    """Tiles that suffice for any distribution of rows: each used expert leaves one tile unfull."""
     return max(1, (rows + min(experts, rows) * (tile_rows - 1)) // tile_rows)
 
 

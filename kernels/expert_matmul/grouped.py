@@ -1,0 +1,295 @@
+"""The Pallas-Triton kernels: tiles of rows times packed experts, and the sum over the chosen.
+
+One program computes `cols` rows r of both planes of an expert's matrix (see mxfp4.lanes) for the
+`rows` activations of a tile: two accumulators, so that gate and up meet in registers. Weights are
+the left operand: they are decoded in registers, which a Hopper tensor core reads its left operand
+from, and only the activations pass through shared memory.
+
+    acc[plane] [cols, rows] += weights[plane] [cols, lanes] @ x [lanes, rows]      for each place
+
+Per step of K: 32 * groups columns, in 8 / lanes tiles of groups * lanes lanes, four places each.
+"""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from ..mxfp4.codec import BLOCK
+from ..mxfp4.in_kernel import scale_of, weight_of
+from ..mxfp4.lanes import LANES, PLACES
+from .swiglu import swiglu
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How one matmul is cut. Every number is a power of two, but for stages and split."""
+
+    cols: int = 64  # weight rows of each plane in a program; at least 64 where weights are left
+    groups: int = 8  # blocks of 32 columns in a step
+    lanes: int = 4  # of each block in one dot; groups * lanes is the depth of a dot
+    warps: int = 4
+    stages: int = 3
+    split: int = 1  # programs that share K; their sums are added in order by `combine`
+    left: bool = True  # weights as the left operand
+
+
+def _call(body, *, grid, out_shape, warps, stages, interpret):
+    with warnings.catch_warnings():
+        # jax 0.11 announces the end of Pallas on Triton at every call.
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        return pl.pallas_call(
+            body,
+            grid=grid,
+            out_shape=out_shape,
+            interpret=interpret,
+            compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
+        )
+
+
+def _accumulate(x_ref, weights, expert, col_C, part, slot_R, live_R, shape, wide, interpret):
+    """Both planes' float32 sums over this program's part of K."""
+    lanes_ref, scales_ref = weights
+    _, _, groups, _, half = lanes_ref.shape
+    lane_L = jnp.arange(shape.groups * shape.lanes)
+    # lax, not // and %: their floor fix-up hides from Triton that columns run contiguously, and
+    # loads of x fall from 16 bytes to 2.
+    width_L = jnp.full_like(lane_L, shape.lanes)
+    group_L, within_L = jax.lax.div(lane_L, width_L), jax.lax.rem(lane_L, width_L)
+    steps = pl.cdiv(groups, shape.groups)
+    whole = groups % shape.groups == 0
+    even = half % shape.cols == 0
+
+    def spread(lane):  # [L] -> broadcastable along the columns
+        return lane[None, :] if shape.left else lane[:, None]
+
+    col = col_C[:, None] if shape.left else col_C[None, :]
+    tile = (shape.cols, lane_L.size) if shape.left else (lane_L.size, shape.cols)
+
+    def step(i, acc):
+        at_L = i * shape.groups + group_L
+        inside_L = at_L < groups
+        masked = {}
+        if not (whole and even):
+            mask = spread(inside_L) & (col < half)
+            masked = dict(mask=jnp.broadcast_to(mask, tile), other=jnp.uint16(0))
+        pair = plt.load(scales_ref.at[expert, spread(at_L), col], **masked)
+        factor = [scale_of(pair, plane, wide=wide, interpret=interpret) for plane in (0, 1)]
+        acc = list(acc)
+        for first in range(0, LANES, shape.lanes):
+            lane = [
+                plt.load(
+                    lanes_ref.at[expert, plane, spread(at_L), spread(first + within_L), col],
+                    **masked,
+                )
+                for plane in (0, 1)
+            ]
+            for place in range(PLACES):
+                k_L = at_L * BLOCK + place * LANES + first + within_L
+                if shape.left:
+                    where, live = (slot_R[None, :], k_L[:, None]), live_R[None, :]
+                    live = live if whole else live & inside_L[:, None]
+                else:
+                    where, live = (slot_R[:, None], k_L[None, :]), live_R[:, None]
+                    live = live if whole else live & inside_L[None, :]
+                both = (lane_L.size, live_R.size) if shape.left else (live_R.size, lane_L.size)
+                x = plt.load(
+                    x_ref.at[where],
+                    mask=jnp.broadcast_to(live, both),
+                    other=jnp.zeros((), x_ref.dtype),
+                )
+                for plane in (0, 1):
+                    w = weight_of(lane[plane], factor[plane], place, wide=wide, interpret=interpret)
+                    pair_ = (w, x) if shape.left else (x, w)
+                    acc[plane] += jax.lax.dot_general(
+                        *pair_, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+                    )
+        return tuple(acc)
+
+    size = (shape.cols, live_R.size) if shape.left else (live_R.size, shape.cols)
+    zero = jnp.zeros(size, jnp.float32)
+    if shape.split == 1:
+        return jax.lax.fori_loop(0, steps, step, (zero, zero))
+    share = pl.cdiv(steps, shape.split)
+    start = part * share
+    stop = jnp.minimum(start + share, steps)
+    return jax.lax.fori_loop(start, stop, step, (zero, zero))
+
+
+def _across(shape, col_C, slot_R):
+    """Indices [C, R] or [R, C] of an accumulator, as broadcastable (slot, column)."""
+    if shape.left:
+        return slot_R[None, :], col_C[:, None]
+    return slot_R[:, None], col_C[None, :]
+
+
+def gate_up(
+    x_ND: Array,
+    expert_T: Array,
+    size_T: Array,
+    row_S: Array | None,
+    lanes: Array,
+    scales: Array,
+    bias_EP: Array,
+    *,
+    rows: int,
+    chosen: int,
+    shape: Shape,
+    wide: bool,
+    limit: float | None,
+    alpha: float,
+    interpret: bool,
+) -> Array:
+    """Hidden values [T * stride, F] of every slot; slots past a tile's size are not written.
+
+    row_S: [T * rows] row (token * X + choice) of each slot. None: tile t is row t alone, stride 1.
+    """
+    tiles, ffn = expert_T.shape[0], lanes.shape[-1]
+    stride = rows if row_S is not None else 1
+
+    def body(*refs):
+        expert_ref, size_ref, *row_ref, x_ref, lanes_ref, scales_ref, bias_ref, out_ref = refs
+        tile = pl.program_id(1)
+        col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
+        expert = expert_ref[tile]
+
+        # The id itself is compared, before any arithmetic on it.
+        @pl.when((expert >= 0) & (expert < lanes_ref.shape[0]))
+        def _():
+            place_R = jnp.arange(rows)
+            live_R = place_R < size_ref[tile]
+            slot_R = tile * stride + place_R
+            if row_ref:
+                row_R = plt.load(row_ref[0].at[slot_R], mask=live_R, other=0)
+            else:
+                row_R = jnp.full((rows,), tile, jnp.int32)
+            weights = lanes_ref, scales_ref
+            gate, up = _accumulate(
+                x_ref, weights, expert, col_C, 0, row_R // chosen, live_R, shape, wide, interpret
+            )
+            inside_C = col_C < ffn
+            keep = dict(mask=inside_C, other=jnp.zeros((), bias_ref.dtype))
+            bias = [plt.load(bias_ref.at[expert, 2 * col_C + plane], **keep) for plane in (0, 1)]
+            bias = [b.astype(jnp.float32) for b in bias]
+            bias = [b[:, None] if shape.left else b[None, :] for b in bias]
+            h = swiglu(gate + bias[0], up + bias[1], limit=limit, alpha=alpha)
+            slot, col = _across(shape, col_C, slot_R)
+            live, inside = _across(shape, inside_C, live_R)
+            plt.store(out_ref.at[slot, col], h.astype(out_ref.dtype), mask=live & inside)
+
+    args = (expert_T, size_T, *([] if row_S is None else [row_S]), x_ND, lanes, scales, bias_EP)
+    return _call(
+        body,
+        grid=(pl.cdiv(ffn, shape.cols), tiles),
+        out_shape=jax.ShapeDtypeStruct((tiles * stride, ffn), x_ND.dtype),
+        warps=shape.warps,
+        stages=shape.stages,
+        interpret=interpret,
+    )(*args)
+
+
+def down(
+    h_SF: Array,
+    expert_T: Array,
+    size_T: Array,
+    lanes: Array,
+    scales: Array,
+    bias_ED: Array,
+    *,
+    rows: int,
+    stride: int,
+    shape: Shape,
+    wide: bool,
+    out_dtype: jnp.dtype,
+    interpret: bool,
+) -> Array:
+    """[split, T * stride, D]: each part of K's sums of every slot, the bias in part 0."""
+    tiles, half = expert_T.shape[0], lanes.shape[-1]
+
+    def body(expert_ref, size_ref, h_ref, lanes_ref, scales_ref, bias_ref, out_ref):
+        tile, part = pl.program_id(1), pl.program_id(2)
+        col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
+        expert = expert_ref[tile]
+
+        @pl.when((expert >= 0) & (expert < lanes_ref.shape[0]))
+        def _():
+            place_R = jnp.arange(rows)
+            live_R = place_R < size_ref[tile]
+            slot_R = tile * stride + place_R
+            weights = lanes_ref, scales_ref
+            acc = _accumulate(
+                h_ref, weights, expert, col_C, part, slot_R, live_R, shape, wide, interpret
+            )
+            inside_C = col_C < half
+            for plane in (0, 1):
+                bias_C = plt.load(
+                    bias_ref.at[expert, plane * half + col_C],
+                    mask=inside_C & (part == 0),
+                    other=jnp.zeros((), bias_ref.dtype),
+                ).astype(jnp.float32)
+                y = acc[plane] + (bias_C[:, None] if shape.left else bias_C[None, :])
+                slot, col = _across(shape, plane * half + col_C, slot_R)
+                live, inside = _across(shape, inside_C, live_R)
+                plt.store(out_ref.at[part, slot, col], y.astype(out_dtype), mask=live & inside)
+
+    return _call(
+        body,
+        grid=(pl.cdiv(half, shape.cols), tiles, shape.split),
+        out_shape=jax.ShapeDtypeStruct((shape.split, tiles * stride, 2 * half), out_dtype),
+        warps=shape.warps,
+        stages=shape.stages,
+        interpret=interpret,
+    )(expert_T, size_T, h_SF, lanes, scales, bias_ED)
+
+
+def combine(
+    y_KSD: Array,
+    slot_NX: Array,
+    weights_NX: Array,
+    *,
+    out_dtype: jnp.dtype,
+    interpret: bool,
+) -> Array:
+    """[N, D]: sum over x, in order, of weights * (sum over the parts of K, in order) of a slot.
+
+    Gathers: a row's bits depend on its own slots alone. Slot -1 adds nothing and reads nothing.
+    """
+    parts, _, embed = y_KSD.shape
+    tokens, chosen = slot_NX.shape
+    rows = 1 if tokens <= 64 else 4
+    cols = min(1024 // rows, pl.next_power_of_2(embed))
+
+    def body(y_ref, slot_ref, weight_ref, out_ref):
+        token_R = pl.program_id(1) * rows + jnp.arange(rows)
+        col_C = pl.program_id(0) * cols + jnp.arange(cols)
+        real_R, inside = token_R < tokens, (col_C < embed)[None, :]
+        total = jnp.zeros((rows, cols), jnp.float32)
+        for x in range(chosen):
+            slot_R = plt.load(slot_ref.at[token_R, x], mask=real_R, other=-1)
+            weight_R = plt.load(weight_ref.at[token_R, x], mask=real_R, other=0.0)
+            here = (slot_R >= 0)[:, None] & inside
+            term = jnp.zeros((rows, cols), jnp.float32)
+            for part in range(parts):
+                y = plt.load(
+                    y_ref.at[part, slot_R[:, None], col_C[None, :]],
+                    mask=here,
+                    other=jnp.zeros((), y_ref.dtype),
+                )
+                term += y.astype(jnp.float32)
+            # A NaN weight of a row that is not here must not leak through the zeros.
+            total += jnp.where(here, term * weight_R[:, None].astype(jnp.float32), 0.0)
+        keep = real_R[:, None] & inside
+        plt.store(out_ref.at[token_R[:, None], col_C[None, :]], total.astype(out_dtype), mask=keep)
+
+    return _call(
+        body,
+        grid=(pl.cdiv(embed, cols), pl.cdiv(tokens, rows)),
+        out_shape=jax.ShapeDtypeStruct((tokens, embed), out_dtype),
+        warps=4,
+        stages=2,
+        interpret=interpret,
+    )(y_KSD, slot_NX, weights_NX)
