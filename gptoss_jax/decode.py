@@ -9,7 +9,6 @@ and n decode steps run the model n times:
     step 1  d -> stop      cache: a b c d    finished, not written out
 """
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -28,9 +27,7 @@ from .sharding import Rules
 RUNNING, STOPPED, BAD = 0, 1, 2
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Where every row stands. The position of `token` is the cache's length."""
 
     token_B: Int[Array, " B"]  # int32, not yet in the cache
@@ -91,7 +88,7 @@ def decode(
         running_B = rows.status_B == RUNNING
         positions_BT = jnp.where(running_B, cache.length_B, -1)[:, None]
         x_BTD, cache = model.hidden(rows.token_B[:, None], positions_BT, cache)
-        logits_BV = _replicated(model.logits(x_BTD[:, 0]), model.mesh)
+        logits_BV = _whole(model.logits(x_BTD[:, 0]), model.mesh)
         draw = sample(logits_BV, request.seeds_B2, rows.step, request.knobs, plan, rows.seen_BV)
 
         stop_B = jnp.any(draw.token_B[:, None] == request.stops, axis=1)
@@ -116,7 +113,7 @@ def decode(
             logprob_BR=write(drawn.logprob_BR, draw.logprob_B),
             top_ids_BRL=write(drawn.top_ids_BRL, draw.top_ids_BL),
             top_logprobs_BRL=write(drawn.top_logprobs_BRL, draw.top_logprobs_BL),
-            count_B=drawn.count_B + kept_B,
+            count_B=drawn.count_B + kept_B.astype(jnp.int32),
             status_B=status_B,
             step=rows.step,
         )
@@ -137,32 +134,23 @@ class Programs:
             return nnx.merge(graph, jax.tree.unflatten(tree, leaves))
 
         def run_empty(batch, capacity, dtype):
-            return caches.make(config, batch, capacity, dtype)
+            return _placed(caches.make(config, batch, capacity, dtype), config, mesh)
 
         def run_prefill(leaves, cache, tokens_BT, start, length_B):
-            return prefill(model(leaves), cache, tokens_BT, start, length_B)
+            cache = prefill(model(leaves), cache, tokens_BT, start, length_B)
+            return _placed(cache, config, mesh)
 
         def run_decode(leaves, cache, rows, request, n, plan, room):
-            return decode(model(leaves), cache, rows, request, n, plan=plan, room=room)
+            cache, *rest = decode(model(leaves), cache, rows, request, n, plan=plan, room=room)
+            return _placed(cache, config, mesh), *jax.tree.map(lambda x: _whole(x, mesh), rest)
 
-        lies = cache_sharding(config, mesh)
-        whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        placed, placed3 = (
-            ({}, {})
-            if mesh is None
-            else (
-                {"out_shardings": lies},
-                {"out_shardings": (lies, whole, whole)},
-            )
-        )
-        self.empty = jax.jit(run_empty, static_argnums=(0, 1, 2), **placed)
-        self.prefill = jax.jit(run_prefill, donate_argnums=1, **placed)
+        self.empty = jax.jit(run_empty, static_argnums=(0, 1, 2))
+        self.prefill = jax.jit(run_prefill, donate_argnums=1)
         self.decode = jax.jit(
             run_decode,
             static_argnums=(5, 6),
-            donate_argnums=(1, 2),
+            donate_argnums=1,
             compiler_options=_ONE_GRAPH if gpu else None,
-            **placed3,
         )
 
 
@@ -180,28 +168,24 @@ _ONE_GRAPH = {
 programs = functools.lru_cache(maxsize=8)(Programs)
 
 
-def cache_sharding(config: Config, mesh: Mesh | None) -> Cache | None:
-    """A cache's shardings: rows over data, heads as the rules say. None without a mesh."""
+def _placed(cache: Cache, config: Config, mesh: Mesh | None) -> Cache:
+    """The same cache: keys and values by rows and heads as the rules say, positions whole.
+
+    JAX pairs donated arguments with results by shape and dtype alone, so a [B] that is cut and a
+    [B] that is whole must not meet in one program.
+    """
     if mesh is None:
-        return None
-    rules = Rules.fit(config, mesh)
+        return cache
+    cut = NamedSharding(mesh, Rules.fit(config, mesh).spec("batch", "kv_heads", "slots", "head"))
 
-    def place(*axes):
-        return NamedSharding(mesh, rules.spec(*axes))
+    def place(x):
+        return jax.lax.with_sharding_constraint(x, cut) if x.ndim == 4 else _whole(x, mesh)
 
-    kv = (place("batch", "kv_heads", "slots", "head"),) * config.layers
-    return _Placed(kv, kv, place("batch", "slots"), place("batch", "slots"), place("batch"))
-
-
-def _Placed(*fields) -> Cache:
-    """A Cache of shardings, past the checks that a Cache of arrays has."""
-    placed = object.__new__(Cache)
-    for field, value in zip(dataclasses.fields(Cache), fields, strict=True):
-        object.__setattr__(placed, field.name, value)
-    return placed
+    return jax.tree.map(place, cache)
 
 
-def _replicated(x, mesh: Mesh | None):
+def _whole(x, mesh: Mesh | None):
+    """The same array, on every device of the mesh."""
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec()))

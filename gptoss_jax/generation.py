@@ -5,7 +5,8 @@ repeatedly, with the next call on its way while the last one's tokens are read.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +16,10 @@ from . import buckets
 from .decode import BAD, RUNNING, STOPPED, Drawn, Request, Rows, programs
 from .model import GptOss
 from .sampling import Sampler, seed_words
+
+# Lists, tuples, ranges, NumPy arrays: checked below, by name and place, not by annotation.
+Ids = Any  # whole numbers
+Prompts = Any  # a sequence of Ids
 
 # Tokens of stream's successive decode calls; the last one repeats. The first two are single so that
 # the first token is shown after two steps, the others long enough to hide the calls between them.
@@ -51,12 +56,12 @@ class Step:
 
 def generate(
     model: GptOss,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     *,
     max_new_tokens: int = 128,
     sampler: Sampler = Sampler(),  # noqa: B008 (frozen)
-    stop_tokens: Iterable[int] | None = None,
-    seeds: Sequence[int] | None = None,
+    stop_tokens: Ids | None = None,
+    seeds: Ids | None = None,
     logprobs: bool = False,
     top_logprobs: int = 0,
 ) -> Generation:
@@ -100,12 +105,12 @@ def generate(
 
 def stream(
     model: GptOss,
-    prompt: Sequence[int],
+    prompt: Ids,
     *,
     max_new_tokens: int = 128,
     sampler: Sampler = Sampler(),  # noqa: B008 (frozen)
-    stop_tokens: Iterable[int] | None = None,
-    seeds: Sequence[int] | None = None,
+    stop_tokens: Ids | None = None,
+    seeds: Ids | None = None,
     logprobs: bool = False,
     top_logprobs: int = 0,
 ) -> Iterator[Step]:
