@@ -77,6 +77,8 @@ class Documents:
         if not path.is_file():
             raise ValueError(f"the training data {path} does not exist.")
         if path.suffix == ".npz":
+            if not zipfile.is_zipfile(path):
+                raise ValueError(f"{path} is not a file of documents: no zip archive.")
             try:
                 with np.load(path, allow_pickle=False) as file:
                     return cls(
@@ -148,16 +150,8 @@ def _without_thinking(message):
 
 
 def pack(lengths: np.ndarray, row: int) -> list[list[int]]:
-    """Document numbers by row: each goes to the first of the open rows that has room.
-
-    Raises ValueError for a document longer than a row.
-    """
-    if lengths.max() > row:
-        worst = int(np.argmax(lengths))
-        raise ValueError(
-            f"document {worst} has {int(lengths[worst])} tokens and data.row is {row}: a document "
-            "is never cut, so make rows longer or the document shorter."
-        )
+    """Document numbers by row: each goes to the first of the open rows that has room."""
+    assert lengths.max() <= row
     rows: list[list[int]] = []
     room: list[int] = []
     first = 0  # rows before this one are closed
@@ -178,10 +172,17 @@ class Batches:
     """The batch of every step, as a function of the step alone: to resume, the step is enough.
 
     Documents are shuffled and packed once by the seed; each pass over the data permutes the rows.
+    Raises ValueError for a document longer than a row.
     """
 
     def __init__(self, documents: Documents, *, row: int, rows: int, seed: int):
         self.documents, self.row, self.rows, self.seed = documents, row, rows, seed
+        longest = int(np.argmax(documents.lengths))
+        if documents.lengths[longest] > row:
+            raise ValueError(
+                f"document {longest} has {documents.lengths[longest]} tokens and data.row is {row}: "
+                "a document is never cut, so make rows longer or the document shorter."
+            )
         order = np.random.default_rng((seed, 0)).permutation(len(documents))
         self.packed = [order[row_] for row_ in pack(documents.lengths[order], row)]
 

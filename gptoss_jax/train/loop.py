@@ -227,7 +227,9 @@ class Metrics:
         return self.last
 
     def write(self, values: dict) -> None:
-        self._file.write(json.dumps(values) + "\n")
+        # JSON knows no NaN: null stands for it.
+        known = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        self._file.write(json.dumps(known) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -274,7 +276,7 @@ def export(settings: Settings, params: dict) -> None:
     if tokenizer is not None and pathlib.Path(tokenizer).is_file():
         tokenizer = pathlib.Path(tokenizer).parent
     export_model(
-        network.model(jax.device_get(params)),
+        network.model(params),
         settings.run.export,
         format=settings.run.export_format,
         tokenizer=tokenizer,

@@ -13,7 +13,7 @@ def losses(metrics: str | pathlib.Path, image: str | pathlib.Path) -> None:
     train, valid = [], []
     for line in pathlib.Path(metrics).read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        if "loss" in record:
+        if record.get("loss") is not None:
             train.append((record["step"], record["loss"]))
         if "valid_loss" in record:
             valid.append((record["step"], record["valid_loss"]))

@@ -10,7 +10,7 @@ from ..kernels import mxfp4
 def rounded(weights: Float[Array, "*rows inner"]) -> Float[Array, "*rows inner"]:
     """The values that MXFP4 gives back for `weights` (blocks of 32 along the last axis)."""
     wide = weights.astype(jnp.float32)
-    return mxfp4.decode(*mxfp4.encode(wide), jnp.float32).astype(weights.dtype)
+    return mxfp4.decode(*mxfp4.encode(wide), wide.dtype).astype(weights.dtype)
 
 
 def straight_through(

@@ -1,0 +1,124 @@
+"""What the training tests share: a small model, a tokenizer, a run's settings and data."""
+
+import functools
+import importlib.util
+import pathlib
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gptoss_jax.config import Config
+from gptoss_jax.text import Tokenizer
+from gptoss_jax.train import Documents
+from gptoss_jax.train.step import Network, initial
+
+RECIPES = pathlib.Path(__file__).parents[2] / "recipes" / "tiny"
+
+# Two layers, one of each kind; D and F are MXFP4 blocks.
+SMALL = Config(
+    layers=2,
+    embed=32,
+    kv_heads=2,
+    q_per_kv=3,
+    head_width=10,
+    experts=4,
+    experts_per_token=2,
+    ffn=64,
+    vocab=53,
+    window=5,
+)
+
+
+@functools.cache
+def harmony_tokenizer() -> Tokenizer:
+    """A token is a byte; Harmony's control tokens by name."""
+    spec = importlib.util.spec_from_file_location("tiny_tokenizer", RECIPES / "tokenizer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return Tokenizer(module.letters())
+
+
+@functools.cache
+def network(config: Config, row: int) -> Network:
+    return Network.of(config, compute=jnp.float32, row=row, remat=False)
+
+
+@functools.cache
+def parameters(config: Config, seed: int = 0) -> dict:
+    """Master weights; biases and sinks, which start at zero, are made random."""
+    params = initial(config, seed, SimpleNamespace(init=lambda params: ()))["params"]
+    rng = np.random.default_rng(seed)
+    return {
+        name: jnp.asarray(rng.normal(size=x.shape) * 0.3, jnp.float32)
+        if "bias" in name or "sinks" in name
+        else x
+        for name, x in params.items()
+    }
+
+
+def packed_logits(config: Config, row: int):
+    """batch -> logits [B, T, V] of a small model whose windows fit rows of that length."""
+
+    @jax.jit
+    def run(params, tokens, positions):
+        model = network(config, row).model(params)
+        return model.logits(model.hidden(tokens, positions)[0])
+
+    return lambda batch: np.asarray(run(parameters(config), batch["tokens"], batch["positions"]))
+
+
+def write_run(folder: pathlib.Path, *, steps=6, name="run.toml", **changes) -> pathlib.Path:
+    """A config of a short run on SMALL and its data; `run_steps=...` changes run.steps."""
+    tables = {
+        "model": {
+            key: getattr(SMALL, key)
+            for key in "layers embed kv_heads q_per_kv head_width experts experts_per_token ffn "
+            "vocab window".split()
+        },
+        "data": {"train": "train.npz", "row": 24, "rows": 4},
+        "optimizer": {"peak": 0.01, "warmup": 2},
+        "run": {
+            "folder": "run",
+            "steps": steps,
+            "compute": "float32",
+            "checkpoint_every": 2,
+            "quantise_from": 3,
+            "router_aux": 0.01,
+            "remat": False,
+        },
+    }
+    for key, value in changes.items():
+        table, field = key.split("_", 1)
+        if value is None:
+            tables[table].pop(field, None)
+        else:
+            tables[table][field] = value
+    lines = []
+    for table, fields in tables.items():
+        lines.append(f"[{table}]")
+        lines += [f"{key} = {toml(value)}" for key, value in fields.items()]
+    (folder / name).write_text("\n".join(lines) + "\n")
+    if not (folder / "train.npz").exists():
+        counting(40).save(folder / "train.npz")
+    return folder / name
+
+
+def toml(value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    return repr(value) if not isinstance(value, str) else f'"{value}"'
+
+
+def counting(n: int, seed=0) -> Documents:
+    """Sequences that count upwards: learnable in a few steps."""
+    rng = np.random.default_rng(seed)
+
+    def one():
+        start, length = rng.integers(0, 40), rng.integers(3, 12)
+        return (start + np.arange(length)) % SMALL.vocab, [False] + [True] * (length - 1)
+
+    return Documents.of(one() for _ in range(n))

@@ -1,0 +1,181 @@
+"""Whole runs: learning, SIGKILL and resume to the bit, NaN, devices, export."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from train_cases import SMALL, counting, network, write_run
+
+import gptoss_jax as gj
+from gptoss_jax.train import NotFinite, run
+from gptoss_jax.train.checkpoints import Checkpoints
+from gptoss_jax.train.quantise import is_expert_weight, rounded
+
+STEPS = 24
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder):
+    return {line["step"]: line["loss"] for line in lines(folder) if "loss" in line}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken")
+    counting(20, seed=1).save(folder / "valid.npz")
+    config = write_run(folder, steps=STEPS, run_export="out", data_valid="valid.npz")
+    return folder, run(config, progress=False)
+
+
+def same_bits(a: dict, b: dict):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(np.asarray(a[name]), np.asarray(b[name]), err_msg=name)
+
+
+def test_a_run_learns_and_says_so(unbroken):
+    folder, result = unbroken
+    written = lines(folder / "run")
+    assert [line["step"] for line in written if "loss" in line] == list(range(1, STEPS + 1))
+    first, last = written[0], result.metrics
+    assert last["step"] == result.step == STEPS
+    assert last["loss"] < 0.75 * first["loss"]
+    # 53 ids, random weights: the first loss is not far above that of guessing.
+    assert first["loss"] == pytest.approx(np.log(SMALL.vocab), rel=0.2)
+    assert first["rate"] == 0.0 and written[2]["rate"] == pytest.approx(0.01)
+    assert all(1 <= line["aux"] < SMALL.experts for line in written if "aux" in line)
+    valid = written[-1]["valid_loss"]
+    assert last["loss"] * 0.5 < valid < first["loss"]
+    assert (folder / "run" / "loss.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def start(config, code="from gptoss_jax.train import run; run({path!r}, progress=False)"):
+    return subprocess.Popen([sys.executable, "-c", code.format(path=str(config))])
+
+
+def test_killed_at_any_step_and_resumed_gives_the_same_bits(unbroken, tmp_path):
+    folder, whole = unbroken
+    config = write_run(tmp_path, steps=STEPS)
+    reached = 0
+    for kill_after in (3, 6):
+        child = start(config)
+        deadline = time.monotonic() + 300
+        while child.poll() is None and time.monotonic() < deadline:
+            file = tmp_path / "run" / "metrics.jsonl"
+            reached = file.read_text().count("\n") if file.exists() else 0
+            if reached >= kill_after:
+                break
+            time.sleep(0.002)
+        os.kill(child.pid, signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+        assert reached < STEPS
+    result = run(config, progress=False)
+    same_bits(result.params, whole.params)
+    assert losses(tmp_path / "run") == losses(folder / "run")
+
+
+def test_killed_while_a_checkpoint_is_written(unbroken, tmp_path):
+    folder, whole = unbroken
+    config = write_run(tmp_path, steps=STEPS)
+    code = """
+import os, signal
+from gptoss_jax.train import checkpoints, run
+save = checkpoints.Checkpoints.save
+def cut_off(self, step, *rest):
+    if step == 4: self._manager.wait_until_finished()  # step 2 is whole
+    save(self, step, *rest)
+    if step == 4: os.kill(os.getpid(), signal.SIGKILL)
+checkpoints.Checkpoints.save = cut_off
+run({path!r}, progress=False)
+"""
+    assert start(config, code).wait() == -signal.SIGKILL
+    names = os.listdir(tmp_path / "run" / "checkpoints")
+    assert "2" in names and "4" not in names
+    same_bits(run(config, progress=False).params, whole.params)
+    assert losses(tmp_path / "run") == losses(folder / "run")
+    assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == [str(STEPS - 2), str(STEPS)]
+
+
+def test_a_finished_run_is_not_run_again(unbroken):
+    folder, whole = unbroken
+    before = (folder / "run" / "metrics.jsonl").read_text()
+    config = write_run(folder, steps=STEPS, data_valid="valid.npz")
+    same_bits(run(config, progress=False).params, whole.params)
+    assert (folder / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_another_run_s_folder_is_refused(unbroken, tmp_path):
+    folder, _ = unbroken
+    changed = {"optimizer_peak": 0.02, "run_seed": 1}
+    config = write_run(folder, steps=STEPS, name="other.toml", **changed)
+    with pytest.raises(ValueError, match=r"differs in optimizer\.peak, run\.seed"):
+        run(config, progress=False)
+
+
+def test_two_devices_train_as_one_does(unbroken, tmp_path):
+    folder, _ = unbroken
+    run(write_run(tmp_path, steps=STEPS, run_data_parallel=2), progress=False)
+    one, two = losses(folder / "run"), losses(tmp_path / "run")
+    # The same sums in another order: float32 rounding, grown by Adam over the steps. Rounding the
+    # experts to MXFP4 (from step 4) makes steps of it.
+    for step in range(1, 5):
+        assert two[step] == pytest.approx(one[step], rel=1e-5)
+    assert two[STEPS] == pytest.approx(one[STEPS], rel=0.02)
+
+
+def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+    changed = {"optimizer_peak": 1e30, "run_checkpoint_every": 1, "run_router_aux": 0.0}
+    config = write_run(tmp_path, steps=STEPS, **changed)
+    with pytest.raises(NotFinite, match=r"step \d+: the loss is .* checkpoints before it are kept"):
+        run(config, progress=False)
+    written = lines(tmp_path / "run")
+    bad = written[-1]["step"]
+    assert bad < STEPS and (written[-1]["loss"] is None or written[-1]["gradient"] is None)
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", keep=2)
+    assert checkpoints.steps() == [bad - 2, bad - 1][-len(checkpoints.steps()) :]
+    kept = checkpoints._manager.restore(bad - 1)["state"]["params"]
+    assert all(np.isfinite(x).all() for x in kept.values())
+    checkpoints.close()
+    assert (tmp_path / "run" / "loss.png").exists()
+
+
+def test_data_that_cannot_be_learned_is_refused(tmp_path):
+    config = write_run(tmp_path)
+    docs = counting(4)
+    np.savez(tmp_path / "train.npz", tokens=docs.tokens, counts=docs.counts & False, starts=docs.starts)
+    with pytest.raises(ValueError, match="no token of the data counts"):
+        run(config)
+    np.savez(tmp_path / "train.npz", tokens=docs.tokens + 60, counts=docs.counts, starts=docs.starts)
+    with pytest.raises(ValueError, match=r"token id \d+ and model.vocab is 53"):
+        run(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_exported_model_is_the_trained_one(unbroken):
+    folder, result = unbroken
+    model = gj.load(folder / "out", dtype=jnp.float32)
+    tokens = np.arange(24)[None] % SMALL.vocab
+    params = {
+        name: rounded(x) if is_expert_weight(name) else x.astype(jnp.bfloat16).astype(jnp.float32)
+        for name, x in result.params.items()
+    }
+    expected = network(SMALL, 24).model(params)(tokens)
+    # Other sums of the same numbers (packed experts; windows of 24 where the sequence is 24 long).
+    np.testing.assert_allclose(model(tokens), expected, atol=2e-5)
+    with pytest.raises(ValueError, match=r"run\.export .* exists already"):
+        run(write_run(folder, steps=STEPS, name="again.toml", run_export="out"), progress=False)
+
+
+def test_a_progress_bar_with_loss_and_speed(unbroken, tmp_path, capfd):
+    run(write_run(tmp_path, steps=3), progress=True)
+    shown = capfd.readouterr().err
+    assert "3/3" in shown and "loss " in shown and "tok/s" in shown
