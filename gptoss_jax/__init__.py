@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from .checkpoint import load as load
     from .compile_cache import enable_compilation_cache as enable_compilation_cache
     from .config import Config as Config
-    from .generate import generate as generate
-    from .generate import stream as stream
+    from .generation import generate as generate
+    from .generation import stream as stream
     from .model import GptOss as GptOss
     from .sampling import Sampler as Sampler
     from .sharding import make_mesh as make_mesh
@@ -42,12 +42,12 @@ _HOMES = {
     "Tokenizer": ".text",
     "enable_compilation_cache": ".compile_cache",
     "export": ".checkpoint",
-    "generate": ".generate",
+    "generate": ".generation",
     "harmony": ".text",
     "inspect": ".checkpoint",
     "load": ".checkpoint",
     "make_mesh": ".sharding",
-    "stream": ".generate",
+    "stream": ".generation",
 }
 
 __all__ = ["__version__", *_HOMES]

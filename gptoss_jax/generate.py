@@ -1,2 +1,0 @@
-from .generation import generate as generate
-from .generation import stream as stream
