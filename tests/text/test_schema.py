@@ -78,6 +78,14 @@ def random_schema(rng, depth):
     return {key: out[key] for key in order}
 
 
+def random_object(rng):
+    return {
+        "type": "object",
+        "properties": {name: random_schema(rng, 2) for name in "abcd"},
+        "required": ["b"],
+    }
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_to_openai_harmony(seed, official):
     rng = random.Random(seed)
@@ -86,7 +94,7 @@ def test_equal_to_openai_harmony(seed, official):
             {
                 "name": f"f{n}",
                 "description": rng.choice(["", "d", "d1\nd2\n", "a\r\nb", "\n\nx\n\n"]),
-                "parameters": rng.choice([None, {}, random_schema(rng, 3), random_schema(rng, 3)]),
+                "parameters": rng.choice([None, {}, random_schema(rng, 3), random_object(rng)]),
             }
             for n in range(rng.randrange(3))
         ]
