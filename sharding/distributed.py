@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gptoss_jax.sharding.mesh import is_shared
@@ -84,8 +85,12 @@ def start(
 
 
 def stop() -> None:
-    """Waits for the other processes and leaves them. Does nothing where none were joined."""
+    """Waits for the other processes, however long, and leaves them. Alone: does nothing.
+
+    A process that fails and never comes here waits `heartbeat_s` on its way out and ends the rest.
+    """
     if jax.distributed.is_initialized():
+        multihost_utils.sync_global_devices("gptoss_jax stops")
         jax.distributed.shutdown()
 
 

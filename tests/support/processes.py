@@ -1,0 +1,79 @@
+"""Starts programs side by side, as a launcher does, and gathers what they said."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+WORKER = Path(__file__).with_name("process_worker.py")
+# What launchers leave in the environment: none of it may mean anything unless it is asked for.
+AMBIENT = {
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1:1",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "nowhere",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+}
+
+
+def environment(**more: str) -> dict[str, str]:
+    """One CPU device a process; compiled quickly rather than well."""
+    clean = {name: value for name, value in os.environ.items() if name not in AMBIENT}
+    flags = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
+    return clean | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags} | more
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run(commands: list[list[str]], *, timeout_s: float = 240, **more: str):
+    """All at once. [(exit code, stdout, stderr, seconds until it ended)], in their order."""
+    start = time.monotonic()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(c, env=environment(**more), **pipes) for c in commands]
+
+    def ended(process):
+        out, err = process.communicate(timeout=timeout_s)
+        return process.returncode, out, err, time.monotonic() - start
+
+    try:
+        with ThreadPoolExecutor(len(running)) as pool:
+            return list(pool.map(ended, running))
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+
+
+def workers(job: str, processes: int, *, timeout_s: float = 240, **task):
+    """`process_worker.py` in so many processes that joined each other."""
+    shared = {"job": job, "processes": processes, "coordinator": f"127.0.0.1:{free_port()}"} | task
+    commands = [
+        [sys.executable, str(WORKER), json.dumps(shared | {"process_id": i})]
+        for i in range(processes)
+    ]
+    return run(commands, timeout_s=timeout_s, **AMBIENT)
+
+
+def answers(results) -> list[dict]:
+    """The JSON each said, all having ended well."""
+    for code, _, err, _ in results:
+        assert code == 0, err[-3000:]
+    return [json.loads(out.splitlines()[-1]) for _, out, _, _ in results]
