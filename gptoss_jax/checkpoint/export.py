@@ -17,7 +17,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -39,7 +39,6 @@ from .safetensors_file import nbytes, write_file
 from .stops import GENERATION, side_folder, tokens
 from .values import Watch
 
-Format = Literal["mxfp4", "bf16", "original"]
 LAYOUT_OF: dict[str, str] = {"mxfp4": "hf-mxfp4", "bf16": "hf-bf16", "original": "original"}
 SHARD = 4_800_000_000  # bytes; openai/gpt-oss-20b is cut at this size into its three files
 _SIDE_FILES = (
@@ -68,7 +67,7 @@ def export(
     src,
     dst,
     *,
-    format: Format = "mxfp4",
+    format: str = "mxfp4",
     max_shard_size: int | str = SHARD,
     allow_zero: bool = False,
 ) -> Path:
@@ -99,7 +98,7 @@ def export_model(
     model: GptOss,
     dst,
     *,
-    format: Format = "mxfp4",
+    format: str = "mxfp4",
     tokenizer: str | Path | None = None,
     max_shard_size: int | str = SHARD,
     allow_zero: bool = False,
