@@ -99,3 +99,13 @@ def test_calls_come_to_an_end(example, replies, small):
     queue += [([CALL], "stop")] * 10
     converse(example, small, max_calls=2)
     assert len(prompts) == 3
+
+
+def test_the_embedded_model_calls_the_function(example, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["chat_with_tools.py", "What is the weather in Oslo?"])
+    example.main()
+    *_, call, result, _, final = capsys.readouterr().out.splitlines()
+    assert call == '[commentary to functions.get_weather] {"city": "Oslo"}'
+    assert result == '[commentary to assistant] {"weather": "light rain"}'
+    assert final.startswith("[final]")
+    assert "light rain" in final

@@ -7,6 +7,7 @@ import tokenizers
 
 from gptoss_jax.text import StreamDecoder, Tokenizer
 
+CONTROL = "startoftext endoftext return constrain channel start end message call".split()
 TEXTS = [
     "",
     " ",
@@ -110,6 +111,15 @@ def test_stream_equals_whole_for_any_ids(tokenizer):
         ids = [rng.randrange(tokenizer.size + 20) for _ in range(30)]
         stream = StreamDecoder(tokenizer)
         assert "".join(map(stream.push, ids)) + stream.flush() == tokenizer.decode(ids)
+
+
+def test_the_embedded_tokenizer():
+    tokenizer = Tokenizer.load("tiny")
+    assert {f"<|{name}|>" for name in CONTROL} <= set(tokenizer.special)
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert not set(ids) & set(tokenizer.special.values())
+        assert tokenizer.decode(ids) == text
 
 
 def test_where_the_file_is_looked_for(tmp_path, make_bytes_only):
