@@ -38,12 +38,13 @@ class Shape:
     left: bool = True  # weights as the left operand
 
 
-def _call(body, *, grid, out_shape, warps, stages, interpret):
+def _call(body, *, name, grid, out_shape, warps, stages, interpret):
     with warnings.catch_warnings():
         # jax 0.11 announces the end of Pallas on Triton at every call.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         return pl.pallas_call(
             body,
+            name=name,
             grid=grid,
             out_shape=out_shape,
             interpret=interpret,
@@ -51,7 +52,41 @@ def _call(body, *, grid, out_shape, warps, stages, interpret):
         )
 
 
-def _accumulate(x_ref, weights, expert, col_C, part, slot_R, live_R, shape, wide, interpret):
+# Activations of large batches are stored in chunks of 8 values, the 4 by 4 chunks of 128 values
+# transposed: a dot's tile of them is then a run of 64 bytes, not 16 bytes of every 64 (L2 moves
+# sectors of 32, so half of what it moved was thrown away; it is what a large batch waits for).
+CHUNKED = PLACES * BLOCK
+
+
+def chunked_width(width: int) -> int:
+    """The width of activations in chunked order: whole blocks of 128."""
+    return -(-width // CHUNKED) * CHUNKED
+
+
+def to_chunked(x_ND: Array) -> Array:
+    """Value 128 i + 32 g + 8 p + j moves to 128 i + 32 p + 8 g + j. Its own inverse."""
+    rows, width = x_ND.shape
+    x_ND = jnp.pad(x_ND, ((0, 0), (0, chunked_width(width) - width)))
+    x = x_ND.reshape(rows, -1, PLACES, PLACES, LANES)
+    return jnp.swapaxes(x, 2, 3).reshape(rows, -1)
+
+
+def _chunked_place(col_C):
+    """As to_chunked, of indices in a kernel; lax's div and rem, for the reason given below."""
+
+    def split(value_C, by):
+        by_C = jnp.full_like(value_C, by)
+        return jax.lax.div(value_C, by_C), jax.lax.rem(value_C, by_C)
+
+    rest_C, j_C = split(col_C, LANES)
+    rest_C, p_C = split(rest_C, PLACES)
+    i_C, g_C = split(rest_C, PLACES)
+    return i_C * CHUNKED + p_C * BLOCK + g_C * LANES + j_C
+
+
+def _accumulate(
+    x_ref, weights, expert, col_C, part, slot_R, live_R, shape, wide, chunked, interpret
+):
     """Both planes' float32 sums over this program's part of K."""
     lanes_ref, scales_ref = weights
     _, _, groups, _, half = lanes_ref.shape
@@ -69,6 +104,15 @@ def _accumulate(x_ref, weights, expert, col_C, part, slot_R, live_R, shape, wide
 
     col = col_C[:, None] if shape.left else col_C[None, :]
     tile = (shape.cols, lane_L.size) if shape.left else (lane_L.size, shape.cols)
+
+    def position(i, place, first):  # of each lane of a tile in x
+        if not chunked:
+            return (i * shape.groups + group_L) * BLOCK + place * LANES + first + within_L
+        # Steps of 4 groups or a multiple start on a block of 128, where the runs are.
+        block_L = jax.lax.div(group_L, jnp.full_like(group_L, PLACES))
+        inner_L = jax.lax.rem(group_L, jnp.full_like(group_L, PLACES))
+        start = i * (shape.groups * BLOCK) + place * BLOCK + first
+        return start + block_L * CHUNKED + inner_L * LANES + within_L
 
     def step(i, acc):
         at_L = i * shape.groups + group_L
@@ -89,7 +133,7 @@ def _accumulate(x_ref, weights, expert, col_C, part, slot_R, live_R, shape, wide
                 for plane in (0, 1)
             ]
             for place in range(PLACES):
-                k_L = at_L * BLOCK + place * LANES + first + within_L
+                k_L = position(i, place, first)
                 if shape.left:
                     where, live = (slot_R[None, :], k_L[:, None]), live_R[None, :]
                     live = live if whole else live & inside_L[:, None]
@@ -130,7 +174,7 @@ def _across(shape, col_C, slot_R):
 def gate_up(
     x_ND: Array,
     expert_T: Array,
-    size_T: Array,
+    size_T: Array | None,
     row_S: Array | None,
     lanes: Array,
     scales: Array,
@@ -140,19 +184,21 @@ def gate_up(
     chosen: int,
     shape: Shape,
     wide: bool,
+    chunked: bool,
     limit: float | None,
     alpha: float,
     interpret: bool,
 ) -> Array:
     """Hidden values [T * stride, F] of every slot; slots past a tile's size are not written.
 
-    row_S: [T * rows] row (token * X + choice) of each slot. None: tile t is row t alone, stride 1.
+    row_S: [T * rows] row (token * X + choice) of each slot; size_T: slots used of each tile.
+    Both None: tile t is row t alone, and stride is 1.
     """
     tiles, ffn = expert_T.shape[0], lanes.shape[-1]
     stride = rows if row_S is not None else 1
 
     def body(*refs):
-        expert_ref, size_ref, *row_ref, x_ref, lanes_ref, scales_ref, bias_ref, out_ref = refs
+        expert_ref, *tile_refs, x_ref, lanes_ref, scales_ref, bias_ref, out_ref = refs
         tile = pl.program_id(1)
         col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
         expert = expert_ref[tile]
@@ -161,15 +207,25 @@ def gate_up(
         @pl.when((expert >= 0) & (expert < lanes_ref.shape[0]))
         def _():
             place_R = jnp.arange(rows)
-            live_R = place_R < size_ref[tile]
+            live_R = place_R < (tile_refs[0][tile] if tile_refs else 1)
             slot_R = tile * stride + place_R
-            if row_ref:
-                row_R = plt.load(row_ref[0].at[slot_R], mask=live_R, other=0)
+            if tile_refs:
+                row_R = plt.load(tile_refs[1].at[slot_R], mask=live_R, other=0)
             else:
                 row_R = jnp.full((rows,), tile, jnp.int32)
             weights = lanes_ref, scales_ref
             gate, up = _accumulate(
-                x_ref, weights, expert, col_C, 0, row_R // chosen, live_R, shape, wide, interpret
+                x_ref,
+                weights,
+                expert,
+                col_C,
+                0,
+                row_R // chosen,
+                live_R,
+                shape,
+                wide,
+                chunked,
+                interpret,
             )
             inside_C = col_C < ffn
             keep = dict(mask=inside_C, other=jnp.zeros((), bias_ref.dtype))
@@ -177,15 +233,20 @@ def gate_up(
             bias = [b.astype(jnp.float32) for b in bias]
             bias = [b[:, None] if shape.left else b[None, :] for b in bias]
             h = swiglu(gate + bias[0], up + bias[1], limit=limit, alpha=alpha)
-            slot, col = _across(shape, col_C, slot_R)
+            to_C = _chunked_place(col_C) if chunked else col_C
+            slot, col = _across(shape, to_C, slot_R)
             live, inside = _across(shape, inside_C, live_R)
             plt.store(out_ref.at[slot, col], h.astype(out_ref.dtype), mask=live & inside)
 
-    args = (expert_T, size_T, *([] if row_S is None else [row_S]), x_ND, lanes, scales, bias_EP)
+    tile_args = () if row_S is None else (size_T, row_S)
+    args = (expert_T, *tile_args, x_ND, lanes, scales, bias_EP)
     return _call(
         body,
+        name="experts_gate_up",
         grid=(pl.cdiv(ffn, shape.cols), tiles),
-        out_shape=jax.ShapeDtypeStruct((tiles * stride, ffn), x_ND.dtype),
+        out_shape=jax.ShapeDtypeStruct(
+            (tiles * stride, chunked_width(ffn) if chunked else ffn), x_ND.dtype
+        ),
         warps=shape.warps,
         stages=shape.stages,
         interpret=interpret,
@@ -195,7 +256,7 @@ def gate_up(
 def down(
     h_SF: Array,
     expert_T: Array,
-    size_T: Array,
+    size_T: Array | None,
     lanes: Array,
     scales: Array,
     bias_ED: Array,
@@ -204,13 +265,15 @@ def down(
     stride: int,
     shape: Shape,
     wide: bool,
+    chunked: bool,
     out_dtype: jnp.dtype,
     interpret: bool,
 ) -> Array:
     """[split, T * stride, D]: each part of K's sums of every slot, the bias in part 0."""
     tiles, half = expert_T.shape[0], lanes.shape[-1]
 
-    def body(expert_ref, size_ref, h_ref, lanes_ref, scales_ref, bias_ref, out_ref):
+    def body(expert_ref, *refs):
+        *size_ref, h_ref, lanes_ref, scales_ref, bias_ref, out_ref = refs
         tile, part = pl.program_id(1), pl.program_id(2)
         col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
         expert = expert_ref[tile]
@@ -218,11 +281,21 @@ def down(
         @pl.when((expert >= 0) & (expert < lanes_ref.shape[0]))
         def _():
             place_R = jnp.arange(rows)
-            live_R = place_R < size_ref[tile]
+            live_R = place_R < (size_ref[0][tile] if size_ref else 1)
             slot_R = tile * stride + place_R
             weights = lanes_ref, scales_ref
             acc = _accumulate(
-                h_ref, weights, expert, col_C, part, slot_R, live_R, shape, wide, interpret
+                h_ref,
+                weights,
+                expert,
+                col_C,
+                part,
+                slot_R,
+                live_R,
+                shape,
+                wide,
+                chunked,
+                interpret,
             )
             inside_C = col_C < half
             for plane in (0, 1):
@@ -238,12 +311,13 @@ def down(
 
     return _call(
         body,
+        name="experts_down",
         grid=(pl.cdiv(half, shape.cols), tiles, shape.split),
         out_shape=jax.ShapeDtypeStruct((shape.split, tiles * stride, 2 * half), out_dtype),
         warps=shape.warps,
         stages=shape.stages,
         interpret=interpret,
-    )(expert_T, size_T, h_SF, lanes, scales, bias_ED)
+    )(expert_T, *(() if size_T is None else (size_T,)), h_SF, lanes, scales, bias_ED)
 
 
 def combine(
@@ -251,12 +325,14 @@ def combine(
     slot_NX: Array,
     weights_NX: Array,
     *,
+    direct: int | None = None,
     out_dtype: jnp.dtype,
     interpret: bool,
 ) -> Array:
     """[N, D]: sum over x, in order, of weights * (sum over the parts of K, in order) of a slot.
 
     Gathers: a row's bits depend on its own slots alone. Slot -1 adds nothing and reads nothing.
+    direct: E. slot_NX then holds the ids themselves, and slots are rows.
     """
     parts, _, embed = y_KSD.shape
     tokens, chosen = slot_NX.shape
@@ -270,6 +346,9 @@ def combine(
         total = jnp.zeros((rows, cols), jnp.float32)
         for x in range(chosen):
             slot_R = plt.load(slot_ref.at[token_R, x], mask=real_R, other=-1)
+            if direct is not None:
+                here_R = (slot_R >= 0) & (slot_R < direct)
+                slot_R = jnp.where(here_R, token_R * chosen + x, -1)
             weight_R = plt.load(weight_ref.at[token_R, x], mask=real_R, other=0.0)
             here = (slot_R >= 0)[:, None] & inside
             term = jnp.zeros((rows, cols), jnp.float32)
@@ -287,6 +366,7 @@ def combine(
 
     return _call(
         body,
+        name="experts_combine",
         grid=(pl.cdiv(embed, cols), pl.cdiv(tokens, rows)),
         out_shape=jax.ShapeDtypeStruct((tokens, embed), out_dtype),
         warps=4,

@@ -32,6 +32,7 @@ class Plan:
     gate_up: Shape
     down: Shape
     partial: str = "float32"
+    chunked: bool = False  # activations in chunked order, see grouped.to_chunked
 
 
 def heuristic(tokens: int, chosen: int, experts: int) -> Plan:
@@ -44,8 +45,8 @@ def heuristic(tokens: int, chosen: int, experts: int) -> Plan:
     if rows <= 32:
         shape = Shape(groups=8, lanes=4, stages=3)
     else:
-        shape = Shape(groups=4, lanes=8, stages=2)
-    return Plan(rows=rows, direct=False, gate_up=shape, down=shape)
+        shape = Shape(groups=4, lanes=8, stages=3, cols=128, warps=8)
+    return Plan(rows=rows, direct=False, gate_up=shape, down=shape, chunked=rows > 32)
 
 
 @functools.cache
@@ -68,7 +69,8 @@ def plan_from(entry: dict) -> Plan:
         direct=entry["direct"],
         gate_up=Shape(**entry["gate_up"]),
         down=Shape(**entry["down"]),
-        partial=entry.get("partial", "float32"),
+        partial=entry["partial"],
+        chunked=entry["chunked"],
     )
 
 
@@ -112,16 +114,16 @@ def expert_matmul(
     ids_M = ids_NX.reshape(-1)
     if plan.direct:
         stride = 1
-        expert_T, size_T, row_S = ids_M, jnp.ones_like(ids_M), None
-        here_M = (ids_M >= 0) & (ids_M < experts.count)
-        slot_M = jnp.where(here_M, jnp.arange(ids_M.size, dtype=jnp.int32), -1)
+        expert_T, size_T, row_S, slot_M = ids_M, None, None, ids_M
     else:
         stride = plan.rows
         count = bound(ids_M.size, experts.count, plan.rows)
         expert_T, size_T, row_S, slot_M = make_tiles(
             ids_M, experts.count, plan.rows, count, interpret=interpret
         )
-    common = dict(rows=plan.rows, wide=wide, interpret=interpret)
+    common = dict(rows=plan.rows, wide=wide, chunked=plan.chunked, interpret=interpret)
+    if plan.chunked:
+        x_ND = grouped.to_chunked(x_ND)
     h_SF = grouped.gate_up(
         x_ND,
         expert_T,
@@ -152,6 +154,7 @@ def expert_matmul(
         y_KSD,
         slot_M.reshape(ids_NX.shape),
         weights_NX,
+        direct=experts.count if plan.direct else None,
         out_dtype=out_dtype,
         interpret=interpret,
     )

@@ -4,7 +4,7 @@ A tensor [..., K] is stored as `blocks` uint8 [..., K/32, 16] and `scales` uint8
 of a block holds element 2j in its low nibble and 2j+1 in its high one; a nibble is
 sign << 3 | index into MAGNITUDES:
 
-    decode(blocks, scales)[..., 32 i + j] == value(nibble j of block i) * 2 ** (scales[..., i] - 127)
+    decode(blocks, scales)[..., 32 i + j] == value(nibble j of block i) * 2**(scales[..., i] - 127)
 
 `lanes` holds the layout of the GPU kernels, with an exact inverse; `in_kernel` decodes it.
 """

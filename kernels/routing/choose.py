@@ -1,5 +1,6 @@
 """The chosen experts of a token and their weights."""
 
+import functools
 from typing import Literal
 
 import jax
@@ -34,10 +35,32 @@ def top_k(
         backend = "triton" if device.nvidia() else "xla"
     if backend == "triton":
         device.require_nvidia("backend 'triton'")
-        return in_kernel.top_k(logits_NE, k, interpret=False)
+        return _in_kernel(logits_NE, k)
     # lax.top_k orders by bits: +0 before -0, and a negative NaN last.
     logits_NE = jnp.where(logits_NE == 0, 0.0, logits_NE)
     logits_NX, ids_NX = jax.lax.top_k(logits_NE, k)
     broken_N = jnp.isnan(logits_NE).any(axis=-1, keepdims=True)
     weights_NX = jax.nn.softmax(jnp.where(broken_N, jnp.nan, logits_NX), axis=-1)
     return ids_NX.astype(jnp.int32), weights_NX
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _in_kernel(logits_NE, k):
+    return in_kernel.top_k(logits_NE, k, interpret=False)
+
+
+def _forward(logits_NE, k):
+    ids_NX, weights_NX = _in_kernel(logits_NE, k)
+    return (ids_NX, weights_NX), (ids_NX, weights_NX, logits_NE)
+
+
+def _backward(k, saved, cotangents):
+    """Of the softmax, sent back to the logits that were chosen; the choice has no gradient."""
+    ids_NX, weights_NX, logits_NE = saved
+    _, g_NX = cotangents
+    mean_N1 = jnp.sum(weights_NX * g_NX, axis=1, keepdims=True)
+    onehot_NXE = jax.nn.one_hot(ids_NX, logits_NE.shape[1], dtype=jnp.float32)
+    return (jnp.sum(onehot_NXE * (weights_NX * (g_NX - mean_N1))[..., None], axis=1),)
+
+
+_in_kernel.defvjp(_forward, _backward)
