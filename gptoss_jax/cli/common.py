@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,6 +50,8 @@ class ModelOptions:
         from gptoss_jax.sharding import distributed
 
         use_compilation_cache(self.compilation_cache)
+        if self.distributed or self.coordinator:
+            _keep_stdout()
         joined = distributed.start(
             detect=self.distributed,
             coordinator=self.coordinator,
@@ -95,6 +99,13 @@ def use_compilation_cache(where: str | None) -> None:
     import gptoss_jax as gj
 
     gj.enable_compilation_cache(where)
+
+
+def _keep_stdout() -> None:
+    """Leaves stdout to us: Gloo, which joins processes on CPUs, reports its connections there."""
+    ours = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding)
+    os.dup2(2, 1)
+    sys.stdout = ours
 
 
 def compilation_cache_option(command: Callable) -> Callable:

@@ -1,0 +1,75 @@
+"""The installed command in processes of its own: entry point, exit codes, a pipe, two processes."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import TINY, make
+
+COMMAND = shutil.which("gptoss-jax", path=str(Path(sys.executable).parent)) or "gptoss-jax"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("process") / "checkpoint"
+    make(folder, TINY.replace(layers=1, sliding=None), tokenizer=True)
+    return folder
+
+
+def start(*args, devices=1):
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "GPTOSS_COMPILATION_CACHE": "off",
+        # Left over from a launcher; they must mean nothing.
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+    }
+    return subprocess.Popen(
+        [COMMAND, *map(str, args)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_share_one_model_and_one_speaks(checkpoint):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = ["generate", "--model", checkpoint, "--ids", "72", "--json"]
+    common += ["--max-new-tokens", 3, "--temperature", 0, "--dtype", "float32"]
+    together = [
+        start(
+            *common,
+            *("--mesh", "data=1,expert=2"),
+            *("--coordinator", f"127.0.0.1:{port}", "--processes", 2, "--process-id", i),
+        )
+        for i in range(2)
+    ]
+    alone = start(*common)
+    (first, second), (one, log) = (
+        [p.communicate(timeout=300) for p in together],
+        alone.communicate(timeout=300),
+    )
+    assert [p.returncode for p in (*together, alone)] == [0, 0, 0], (first[1], second[1], log)
+    assert second[0] == ""
+    assert json.loads(first[0]) == json.loads(one)
+
+
+def test_bad_data_and_bad_usage(tmp_path):
+    missing = start("generate", "Hi", "--model", tmp_path / "none")
+    usage = start("generate")
+    out, err = missing.communicate(timeout=120)
+    assert (missing.returncode, out) == (1, "")
+    assert err.count("\n") == 1 and str(tmp_path / "none") in err
+    out, err = usage.communicate(timeout=120)
+    assert (usage.returncode, out) == (2, "")
+    assert "Usage:" in err
