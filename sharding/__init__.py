@@ -19,7 +19,7 @@ from gptoss_jax.sharding.describe import (
     parameter_shapes,
 )
 from gptoss_jax.sharding.distributed import PeerError, is_first, say, start, stop, together
-from gptoss_jax.sharding.experts import Dispatch, all_reduce, all_to_all, choose, dispatch
+from gptoss_jax.sharding.experts import Dispatch, all_reduce, all_to_all, choose, dispatch, relayout
 from gptoss_jax.sharding.mesh import (
     AXES,
     axis_sizes,
@@ -64,6 +64,7 @@ __all__ = [
     "parameter_spec",
     "parse_mesh",
     "place",
+    "relayout",
     "say",
     "shard_attention",
     "slices_here",

@@ -205,6 +205,25 @@ def all_to_all(
     return run(*padded, *leaves)[:N]
 
 
+def relayout(experts, layout: str, mesh: Mesh | None = None):
+    """The experts of one layer in another packed layout, each device turning what it holds.
+
+    A shard is a whole layout of its own, so nothing travels. Donates: the experts given are gone.
+    Raises ValueError for layouts that do not turn into each other.
+    """
+    if mesh is None or mesh.size == 1:
+        return jax.jit(lambda w: w.to_layout(layout), donate_argnums=0)(experts)
+    leaves, specs, rebuild, _ = _place(experts, mesh)
+    turned = expert_specs(layout, experts.gate_up_bias.shape[1] // 2, mesh)
+
+    def local(*leaves):
+        return rebuild(leaves).to_layout(layout).leaves()
+
+    run = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=turned, check_vma=False)
+    donated = tuple(range(len(leaves)))
+    return type(experts)(layout=layout, **jax.jit(run, donate_argnums=donated)(*leaves))
+
+
 def default_slots(tokens: int, chosen: int, ranks: int) -> int:
     """A quarter above what even routing sends to one device: one round unless it is skewed.
 

@@ -160,6 +160,23 @@ def test_auto_sends_only_large_batches():
     assert chosen(65536, expert=2) == chosen(65536, data=8) == "all_reduce"
 
 
+def test_each_device_turns_its_own_experts_into_another_layout():
+    mesh = sharding.make_mesh(expert=2, tensor=2)
+    experts = moe.make("checkpoint")
+    specs = sharding.expert_specs("checkpoint", experts.ffn, mesh)
+    placed = {
+        leaf: jax.device_put(array, jax.NamedSharding(mesh, specs[leaf]))
+        for leaf, array in experts.leaves().items()
+    }
+    turned = sharding.relayout(dataclasses.replace(experts, **placed), "triton", mesh)
+    whole = experts.to_layout("triton").leaves()
+    for leaf, array in turned.leaves().items():
+        np.testing.assert_array_equal(array, whole[leaf], err_msg=leaf)
+        spec = sharding.expert_specs("triton", experts.ffn, mesh)[leaf]
+        assert array.sharding.is_equivalent_to(jax.NamedSharding(mesh, spec), array.ndim), leaf
+    check(on("expert=2,tensor=2", "all_reduce"), 4, turned, ["even"])
+
+
 def test_all_reduce_is_one_collective_and_moves_no_weights():
     mesh = sharding.make_mesh(data=2, expert=2, tensor=2)
     experts = moe.make("checkpoint")
