@@ -37,6 +37,7 @@ from .names import BLOCK, Fill
 from .parts import parts_of
 from .safetensors_file import nbytes, write_file
 from .stops import GENERATION, side_folder, tokens
+from .turn import as_stored
 from .values import Watch
 
 LAYOUT_OF: dict[str, str] = {"mxfp4": "hf-mxfp4", "bf16": "hf-bf16", "original": "original"}
@@ -106,27 +107,33 @@ def export_model(
     """Writes a live model, as `export` does: float32 weights are rounded to bfloat16, dense experts
     quantised where the format packs them.
 
-    tokenizer: a folder (or "tiny") whose tokenizer.json and other side files are copied.
+    tokenizer: a folder (or "tiny") whose tokenizer.json and other side files are copied. Raises
+    NotImplementedError for a model that this process holds only a part of.
     """
     layout, shard = _checked(dst, format, max_shard_size)
     state = {
         ".".join(map(str, path)): variable[...]
         for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param))
     }
-    packed = False
-    for n, block in enumerate(model.blocks):
-        weights = block.moe.experts.weights()
-        if weights.layout != "dense":
-            packed = True
-            state |= {
-                f"blocks.{n}.moe.experts.{leaf}": array
-                for leaf, array in _as_stored(weights).leaves().items()
-            }
+    if not all(array.is_fully_addressable for array in state.values()):
+        raise NotImplementedError(
+            "the model is spread over several processes; export it from one that holds all of it."
+        )
+    packed = model.blocks[0].moe.experts.layout != "dense"
     watch = Watch(allow_zero=allow_zero)
 
+    @functools.lru_cache(maxsize=1)
+    def stored(n: int) -> dict[str, jax.Array]:
+        return as_stored(model.blocks[n].moe.experts.weights()).leaves()
+
     def read(param: str, experts: slice) -> np.ndarray:
-        value = np.asarray(state[param][experts])
-        watch.look(param, ".experts." in param, param, experts, value)
+        inside = ".experts." in param
+        if inside and packed:
+            _, n, _, _, leaf = param.split(".")
+            value = np.asarray(stored(int(n))[leaf][experts])
+        else:
+            value = np.asarray(state[param][experts])
+        watch.look(param, inside, param, experts, value)
         return value
 
     source = Source(
@@ -139,10 +146,6 @@ def export_model(
         tuple(model.stop_tokens),
     )
     return write(source, Path(dst), layout, shard)
-
-
-def _as_stored(weights):
-    return weights
 
 
 def _checked(dst, format: str, max_shard_size: int | str) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Iterator
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,12 @@ from tqdm import tqdm
 
 from ..kernels import mxfp4
 from ..model import GptOss
-from ..sharding import parameter_sharding, place, together
+from ..sharding import Dispatch, parameter_sharding, place, together
 from .errors import CheckpointError
 from .layouts import Checkpoint, open_checkpoint
 from .parts import Part, parts_of
 from .stops import tokens
+from .turn import check_backend, turn_experts
 from .values import Watch
 
 _DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
@@ -41,8 +43,9 @@ def load(
     dtype: bfloat16 or float32, of dense weights and activations; the values are the same wherever
         the checkpoint holds bfloat16 or MXFP4.
     experts: None as stored; "packed" keeps MXFP4 (refused for a dense checkpoint); "dense" decodes.
-    backend: None chooses | "xla" | "triton" | "mosaic". dispatch: "auto" | "all_reduce" |
-        "all_to_all", used where the mesh's expert axis is above 1.
+    backend: None chooses | "xla" | "triton" | "mosaic"; one that cannot run here raises
+        NotImplementedError. Packed experts are turned into the layout it reads, bit for bit.
+    dispatch: "auto" | "all_reduce" | "all_to_all", used where the mesh's expert axis is above 1.
     allow_zero: accept weights that are zero throughout, which otherwise mean a bad conversion.
 
     Host memory: the parameters on a CPU, and about the largest tensor.
@@ -50,6 +53,9 @@ def load(
     dtype = _checked(dtype)
     if experts not in (None, "packed", "dense"):
         raise ValueError(f"experts must be None, 'packed' or 'dense'; got {experts!r}.")
+    if dispatch not in get_args(Dispatch):
+        raise ValueError(f"dispatch must be one of {get_args(Dispatch)}; got {dispatch!r}.")
+    runs = check_backend(backend, dtype, experts, mesh)
     with together(mesh):
         found = _opened(path, experts)
         stop_tokens, text_vocab = tokens(found)
@@ -67,6 +73,8 @@ def load(
     )
     with together(mesh):
         _fill(model, found, dtype, packed=packed, mesh=mesh, watch=Watch(allow_zero=allow_zero))
+    if packed:
+        turn_experts(model, runs)
     model.stop_tokens, model.text_vocab = stop_tokens, text_vocab
     return model
 

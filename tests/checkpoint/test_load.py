@@ -13,7 +13,14 @@ import pytest
 from flax import nnx
 
 import gptoss_jax as gj
-from gptoss_jax.checkpoint import CheckpointError, count_bytes, load
+from gptoss_jax.checkpoint import (
+    CheckpointError,
+    count_bytes,
+    export,
+    export_model,
+    load,
+    turn,
+)
 
 NUMBERS = {
     "tiny": checkpoints.TINY.replace(layers=2),
@@ -37,6 +44,11 @@ def folders(tmp_path_factory, weights):
                 folder, numbers, weights[name], layout, tokenizer=True
             )
     return out
+
+
+def cpu_mesh(**sizes):
+    """Of the eight CPU devices, also where a GPU is the default."""
+    return gj.make_mesh(**sizes, devices=jax.devices("cpu"))
 
 
 def parameters(model) -> dict[str, np.ndarray]:
@@ -113,7 +125,7 @@ CASES = [
 @pytest.mark.parametrize("numbers, layout, dtype, experts", CASES)
 def test_every_value(folders, weights, numbers, layout, dtype, experts):
     """float32 and bfloat16 hold the same numbers (CASES LD10), packed bytes are the file's."""
-    model = load(folders[numbers, layout], dtype=dtype, experts=experts)
+    model = load(folders[numbers, layout], dtype=dtype, experts=experts, backend="xla")
     packed = layout != "bf16" and experts != "dense"
     assert_holds(model, expected(NUMBERS[numbers], weights[numbers]), packed=packed)
     kept = ("norm.scale_D", "sinks_KG", "router_bias_E")
@@ -134,7 +146,8 @@ def test_logits_are_the_oracles(folders, weights):
 def test_scales_named_u8_or_e8m0_are_the_same(tmp_path, folders):
     """CASES MX04."""
     folder = edited.folder(tmp_path / "e8m0", scales="F8_E8M0", numbers=NUMBERS["tiny"])
-    a, b = parameters(load(folder)), parameters(load(folders["tiny", "mxfp4"]))
+    a = parameters(load(folder, backend="xla"))
+    b = parameters(load(folders["tiny", "mxfp4"], backend="xla"))
     assert all(np.array_equal(a[name], b[name]) for name in b)
 
 
@@ -195,7 +208,7 @@ def test_meshes_hold_the_same_values(tmp_path_factory, sizes, layout, experts):
     numbers = checkpoints.TINY.replace(layers=1, ffn=128)
     weights = checkpoints.make_weights(numbers)
     folder = checkpoints.write(tmp_path_factory.mktemp("m"), numbers, weights, layout)
-    model = load(folder, mesh=gj.make_mesh(**sizes), experts=experts, dtype="float32")
+    model = load(folder, mesh=cpu_mesh(**sizes), experts=experts, dtype="float32")
     packed = layout != "bf16" and experts is None
     assert_holds(model, expected(numbers, weights), packed=packed)
     for name, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
@@ -210,7 +223,7 @@ def test_a_mesh_reads_each_slice_once(folders):
     """CASES ME02: nothing is read for replicas again."""
     folder = folders["tiny", "mxfp4"]
     stored = sum(t["bytes"] for t in gj.inspect(folder).tensors)
-    for mesh in (None, gj.make_mesh(data=2, expert=4), gj.make_mesh(expert=2)):
+    for mesh in (None, cpu_mesh(data=2, expert=4), cpu_mesh(expert=2)):
         with count_bytes() as counter:
             load(folder, mesh=mesh)
         assert counter.bytes_read == stored, mesh
@@ -312,3 +325,60 @@ def test_nothing_is_left_abstract_or_random(folders):
     model = load(folders["tiny", "mxfp4"])
     for _, variable in nnx.to_flat_state(nnx.state(model)):
         assert isinstance(variable[...], jax.Array)
+
+
+# --- layouts of the kernels ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [None, dict(expert=2, tensor=2)], ids=str)
+def test_experts_are_turned_for_the_kernels_and_back(tmp_path, monkeypatch, sizes):
+    """What load does on a GPU, where None and "triton" choose another layout."""
+    monkeypatch.setattr(turn, "layout_for", lambda backend, experts=None: "triton")
+    numbers = checkpoints.TINY.replace(layers=2, ffn=128)
+    weights = checkpoints.make_weights(numbers)
+    folder = checkpoints.write(tmp_path / "x", numbers, weights, "mxfp4")
+    mesh = None if sizes is None else cpu_mesh(**sizes)
+    model = load(folder, mesh=mesh, backend="triton")
+    assert [block.moe.experts.layout for block in model.blocks] == ["triton", "triton"]
+    leaf = model.blocks[1].moe.experts.gate_up_blocks[...]
+    assert leaf.addressable_shards[0].data.shape[0] == numbers.experts // (2 if mesh else 1)
+    for n, block in enumerate(model.blocks):
+        stored = block.moe.experts.weights().to_checkpoint()
+        for name in ("gate_up", "down"):
+            for half in ("blocks", "scales"):
+                truth = weights[f"model.layers.{n}.mlp.experts.{name}_proj_{half}"]
+                assert np.array_equal(np.asarray(getattr(stored, f"{name}_{half}")), truth)
+    again = export_model(model, tmp_path / "again")
+    assert (again / "model.safetensors").read_bytes() == export(
+        folder, tmp_path / "straight"
+    ).joinpath("model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("backend", ["triton", "mosaic"])
+def test_a_backend_that_cannot_run_is_refused_before_reading(tmp_path, backend):
+    if jax.default_backend() == "gpu" and backend == "triton":
+        pytest.skip("it runs here")
+    with pytest.raises(NotImplementedError, match=backend.title() + "|NVIDIA"):
+        load(tmp_path / "nothing", backend=backend)
+
+
+@pytest.mark.parametrize("keywords", [dict(dtype="float32"), dict(experts="dense")], ids=str)
+def test_triton_takes_packed_bfloat16(tmp_path, monkeypatch, keywords):
+    monkeypatch.setattr(turn, "layout_for", lambda backend, experts=None: "triton")
+    with pytest.raises(NotImplementedError, match="backend 'triton'"):
+        load(tmp_path / "nothing", backend="triton", **keywords)
+
+
+@pytest.mark.parametrize("keywords", [dict(backend="cuda"), dict(dispatch="ring")], ids=str)
+def test_unknown_choices(tmp_path, keywords):
+    with pytest.raises(ValueError, match=f"{next(iter(keywords))} must be one of"):
+        load(tmp_path / "nothing", **keywords)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_none_turns_the_experts(tmp_path, folders):
+    model = load(folders["tiny", "mxfp4"])
+    assert model.blocks[0].moe.experts.layout.startswith("triton")
+    again = load(export_model(model, tmp_path / "again"), backend="xla")
+    straight = parameters(load(folders["tiny", "mxfp4"], backend="xla"))
+    assert all(np.array_equal(v, straight[name]) for name, v in parameters(again).items())

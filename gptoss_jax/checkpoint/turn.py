@@ -1,0 +1,69 @@
+"""Packed experts in the layout that a backend reads, and back in the checkpoint's."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from ..kernels.expert_matmul import ExpertWeights, layout_for
+from ..model import GptOss
+from ..sharding import expert_specs
+
+
+def check_backend(
+    backend: str | None, dtype: np.dtype, experts: str | None, mesh: Mesh | None
+) -> str:
+    """What None chooses, or the backend that was named: asked before 13 GB are read.
+
+    Raises NotImplementedError where the named one cannot run: on this device, in this dtype, or
+    with dense experts.
+    """
+    layout = layout_for(backend)
+    if backend is None:
+        on_cpu = mesh is not None and mesh.devices.flat[0].platform == "cpu"
+        packed_kernels = layout != "checkpoint" and dtype == jnp.bfloat16 and not on_cpu
+        return "triton" if packed_kernels else "xla"
+    if backend == "triton" and dtype != jnp.bfloat16:
+        raise NotImplementedError(
+            f"backend 'triton' computes in bfloat16, not {dtype}. Use backend='xla'."
+        )
+    if backend == "triton" and experts == "dense":
+        raise NotImplementedError(
+            "backend 'triton' reads packed experts, not dense ones. Use backend='xla'."
+        )
+    return backend
+
+
+def turn_experts(model: GptOss, backend: str) -> None:
+    """Turns every layer's experts from the checkpoint's layout into the backend's, layer by layer,
+    so that one layer at most is on the device twice."""
+    for block in model.blocks:
+        weights = block.moe.experts.weights()
+        layout = layout_for(backend, weights)
+        if layout != weights.layout:
+            turned = _turning(weights.layout, layout, weights.ffn, model.mesh)(weights)
+            block.moe.experts.replace(turned)
+
+
+def as_stored(weights: ExpertWeights) -> ExpertWeights:
+    """The same experts in the checkpoint's layout."""
+    return _turning(weights.layout, "checkpoint", weights.ffn, None)(weights)
+
+
+@functools.cache
+def _turning(old: str, new: str, ffn: int, mesh: Mesh | None):
+    """A compiled function; on a mesh each shard is turned by itself, without communication."""
+
+    def turn(weights: ExpertWeights) -> ExpertWeights:
+        return weights.to_layout(new)
+
+    if mesh is None:
+        return jax.jit(turn)
+    before, after = (
+        ExpertWeights(layout=layout, **expert_specs(layout, ffn, mesh)) for layout in (old, new)
+    )
+    return jax.jit(
+        jax.shard_map(turn, mesh=mesh, in_specs=(before,), out_specs=after, check_vma=False)
+    )
