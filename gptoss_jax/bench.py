@@ -1,0 +1,343 @@
+"""How fast the whole model runs, beside how fast the memory and the tensor cores would let it.
+
+    decode    the compiled loop of `generate`, greedy, from a cache that holds `context` positions
+    prefill   one prompt of `context` tokens through the compiled chunks, cache included
+
+Published sizes get random weights of the exact shapes, made on the device: no download is needed.
+"""
+
+import dataclasses
+import datetime
+import functools
+import statistics
+import subprocess
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from . import buckets
+from .cache import Cache
+from .config import Config
+from .decode import RUNNING, Request, Rows, programs
+from .kernels import shapes
+from .kernels.bench import random_experts
+from .kernels.expert_matmul import layout_for
+from .model import GptOss
+from .sampling import Sampler, seed_words
+
+STEPS = 32  # of one decode call, as `stream` makes them
+ROUNDS = 3
+
+
+def decode_bytes(config: Config, batch: int, context: int) -> float:
+    """Bytes that one decode step must read, each used weight once: bfloat16, and MXFP4 experts.
+
+    Experts hit are E (1 - (1 - X/E)^B), if all are as likely. A sliding layer reads
+    min(context, window) positions of the cache, a full one all. Activations and norms are left
+    out: under 1 % of it.
+    """
+    c = config
+    layer = shapes.Experts(
+        model="", tokens=batch, embed=c.embed, ffn=c.ffn, experts=c.experts,
+        chosen=c.experts_per_token,
+    )  # fmt: skip
+    weights = c.layers * (layer.weight_bytes() + 2 * _dense(c)) + 2 * c.vocab * c.embed
+    seen = sum(min(context, c.window_of(i) or context) for i in range(c.layers))
+    return weights + batch * seen * c.kv_heads * c.head_width * 2 * 2
+
+
+def decode_floor_ms(config: Config, batch: int, context: int) -> float:
+    """The bytes of a step at the copy rate measured on an H200."""
+    return decode_bytes(config, batch, context) / shapes.BYTES_PER_US / 1e3
+
+
+def prefill_floor_ms(config: Config, tokens: int) -> float:
+    """One sequence through every layer: no faster than its products, nor than its weights."""
+    c = config
+    products = _dense(c) + c.experts_per_token * 3 * c.embed * c.ffn
+    flop = 2 * tokens * c.layers * products
+    for i in range(c.layers):
+        window = min(c.window_of(i) or tokens, tokens)
+        pairs = window * (window + 1) / 2 + (tokens - window) * window
+        flop += 4 * pairs * c.q_heads * c.head_width
+    read = decode_bytes(c, tokens, 0) - 2 * c.vocab * c.embed
+    return max(flop / shapes.FLOP_PER_US, read / shapes.BYTES_PER_US) / 1e3
+
+
+def _dense(c: Config) -> int:
+    """Weights of one layer that every token uses: attention's two projections and the router."""
+    qkv = (c.q_heads + 2 * c.kv_heads) * c.head_width * c.embed
+    return qkv + c.q_heads * c.head_width * c.embed + c.experts * c.embed
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What was measured, where, and one dict a measurement."""
+
+    header: dict
+    rows: list[dict]
+
+    def to_json(self) -> dict:
+        return self.header | {"rows": self.rows}
+
+    def __str__(self) -> str:
+        h = self.header
+        lines = [
+            f"{h['model']} on {h['device']}, jax {h['jax']}, {h['date']}"
+            + (f", commit {h['commit']}" if h["commit"] else ""),
+            f"parameters {h['parameters_gb']} GB, ready in {h['ready_s']} s"
+            + (f", peak {h['peak_gb']} GB" if h["peak_gb"] else ""),
+            f"{'':8} {'batch':>5} {'context':>7} {'tok/s':>9} {'ms':>9} {'floor ms':>9} {'%':>5}"
+            f" {'first call s':>12}",
+        ]
+        for r in self.rows:
+            lines.append(
+                f"{r['what']:8} {r['batch']:5} {r['context']:7} {r['tokens_per_s']:9.1f}"
+                f" {r['ms']:9.3f} {r['floor_ms']:9.3f} {r['floor_percent']:5.1f}"
+                f" {r['first_call_s']:12.1f}"
+                + (f"   first token {r['first_token_ms']:.1f} ms" if "first_token_ms" in r else "")
+            )
+        return "\n".join(lines)
+
+
+def run(
+    model: str = "tiny",
+    *,
+    batches: list[int] = (1,),
+    contexts: list[int] = (1024,),
+    plot: str | None = None,
+) -> Report:
+    """Measures every pair of batch and context, and prefill once a context.
+
+    model: "tiny", "20b" or "120b" (random weights, packed experts), else what `load` takes.
+    plot: file for a picture of speed against the floor.
+    Floors are those of one H200 whatever the device, so that reports can be compared.
+
+    Raises ValueError for contexts that the model was not made for.
+    """
+    start = time.perf_counter()
+    known = {"20b": Config.gpt_oss_20b, "120b": Config.gpt_oss_120b}
+    if model in known:
+        made = random_model(known[model]())
+    else:
+        from .checkpoint import load
+
+        made = load(model)
+    for context in contexts:
+        if not 1 <= context <= made.config.max_context - 4 * STEPS:
+            raise ValueError(
+                f"context must lie in 1..{made.config.max_context - 4 * STEPS}; got {context}."
+            )
+    timed = Timed(made)
+    jax.block_until_ready(timed.leaves)
+    ready = time.perf_counter() - start
+    rows = [timed.prefill(context) for context in contexts]
+    rows += [timed.decode(batch, context) for context in contexts for batch in batches]
+    report = Report(_header(model, timed, ready), rows)
+    if plot is not None:
+        draw(report, plot)
+    return report
+
+
+def random_model(config: Config, *, backend: str | None = None) -> GptOss:
+    """bfloat16, packed experts in the layout that the backend reads, one layer at a time."""
+    model = nnx.eval_shape(
+        lambda: GptOss(
+            config, rngs=nnx.Rngs(0), dtype=jnp.bfloat16, experts="packed", backend=backend
+        )
+    )
+    layout = layout_for(backend)
+    problem = shapes.Experts(
+        model="", tokens=1, embed=config.embed, ffn=config.ffn, experts=config.experts,
+        chosen=config.experts_per_token,
+    )  # fmt: skip
+    make = jax.jit(lambda key: random_experts(key, problem))
+    turn = jax.jit(lambda experts: experts.to_layout(layout), donate_argnums=0)
+    for i, block in enumerate(model.blocks):
+        block.moe.experts.replace(turn(make(jax.random.key(i))))
+
+    state = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    filled = []
+    for i, (path, variable) in enumerate(state):
+        leaf = variable.get_value()
+        if not isinstance(leaf, jax.Array):
+            leaf = _random(jax.random.key(1000 + i), str(path[-1]), leaf.shape, leaf.dtype)
+        filled.append((path, variable.replace(leaf)))
+    nnx.update(model, nnx.from_flat_state(filled))
+    return model
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _random(key, name: str, shape: tuple[int, ...], dtype) -> Array:
+    """Weights that keep activations of one size; a norm's scales near one."""
+    values = jax.random.normal(key, shape, jnp.float32)
+    if name.startswith("scale"):
+        return (1 + 0.1 * values).astype(dtype)
+    width = np.prod(shape[1:]) if name.startswith("out") else shape[-1]
+    return (values * (0.1 if "bias" in name else width**-0.5)).astype(dtype)
+
+
+class Timed:
+    """One model's compiled programs, run for the clock."""
+
+    def __init__(self, model: GptOss):
+        self.config, self.dtype = model.config, model.dtype
+        graph, state = nnx.split(model)
+        self.leaves, tree = jax.tree.flatten(state)
+        self.gpu = next(iter(self.leaves[0].devices())).platform == "gpu"
+        self.programs = programs(graph, tree, model.config, model.mesh, gpu=self.gpu)
+        sampler = Sampler(temperature=0.0)
+        self.plan, self.knobs = sampler.plan(text_vocab=model.text_vocab), sampler.knobs()
+
+    def prefill(self, context: int) -> dict:
+        """One prompt; then the same and its first token."""
+        tokens = buckets.TOKENS_ON_GPU if self.gpu else buckets.TOKENS_ELSEWHERE
+        prompt = np.random.default_rng(0).integers(0, self.config.vocab, (1, 2 * context + 64))
+
+        def fill():
+            cache = self.programs.empty(1, self._slots(context), self.dtype)
+            for start, size in buckets.chunks(context, 1, tokens):
+                part = prompt[:, start : start + size].astype(np.int32)
+                length = np.array([context], np.int32)
+                cache = self.programs.prefill(self.leaves, cache, part, np.int32(start), length)
+            return cache
+
+        first, ms = _times(lambda: jax.block_until_ready(fill()))
+
+        def first_token():
+            _, _, drawn = self._step(fill(), self._rows(1), 1)
+            return np.asarray(drawn.token_BR)
+
+        _, first_ms = _times(first_token)
+        floor = prefill_floor_ms(self.config, context)
+        row = _row("prefill", 1, context, context, ms, floor, first - ms / 1e3)
+        return row | {"first_token_ms": round(first_ms, 2)}
+
+    def decode(self, batch: int, context: int) -> dict:
+        """STEPS tokens a call for each row, the calls one behind the other."""
+        cache = filled_cache(self.config, batch, self._slots(context), context, self.dtype)
+        held = [cache, self._rows(batch)]
+        del cache
+
+        def call():
+            held[0], held[1], drawn = self._step(*held, STEPS)
+            np.asarray(drawn.token_BR)
+
+        first, ms = _times(call)
+        floor = decode_floor_ms(self.config, batch, context)
+        row = _row("decode", batch, context, batch, ms / STEPS, floor, first - ms / 1e3)
+        held.clear()
+        return row
+
+    def _slots(self, context: int) -> int:
+        return buckets.capacity(context + (ROUNDS + 1) * STEPS, self.config.max_context)
+
+    def _rows(self, batch: int) -> Rows:
+        return Rows(
+            token_B=np.arange(batch, dtype=np.int32) % self.config.vocab,
+            status_B=np.full(batch, RUNNING, np.int32),
+            step=np.int32(0),
+            seen_BV=None,
+        )
+
+    def _step(self, cache: Cache, rows: Rows, n: int):
+        request = Request(
+            seeds_B2=seed_words(range(rows.token_B.shape[0])),
+            stops=np.full(buckets.stops(1), -1, np.int32),
+            knobs=self.knobs,
+        )
+        room = buckets.room(STEPS)
+        return self.programs.decode(self.leaves, cache, rows, request, np.int32(n), self.plan, room)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def filled_cache(config: Config, batch: int, capacity: int, context: int, dtype) -> Cache:
+    """Random keys and values of the positions 0 .. context - 1, where the model keeps them."""
+
+    def kv(seed: int) -> tuple[Array, ...]:
+        return tuple(
+            jax.random.normal(
+                jax.random.key(seed + i),
+                (batch, config.kv_heads, config.window_of(i) or capacity, config.head_width),
+                dtype,
+            )
+            for i in range(config.layers)
+        )
+
+    slot = jnp.arange(capacity, dtype=jnp.int32)
+    ring = jnp.arange(config.window, dtype=jnp.int32)
+    newest = context - 1 - (context - 1 - ring) % config.window  # negative where it is not full
+    return Cache(
+        k=kv(0),
+        v=kv(1000),
+        full_pos_BS=jnp.tile(jnp.where(slot < context, slot, -1), (batch, 1)),
+        ring_pos_BW=jnp.tile(jnp.maximum(newest, -1), (batch, 1)),
+        length_B=jnp.full(batch, context, jnp.int32),
+    )
+
+
+def _times(call) -> tuple[float, float]:
+    """Seconds of the first call, compilation included, and median milliseconds of later ones."""
+    taken = []
+    for _ in range(ROUNDS + 1):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return taken[0], statistics.median(taken[1:]) * 1e3
+
+
+def _row(what, batch, context, tokens, ms, floor_ms, first_call_s) -> dict:
+    return {
+        "what": what,
+        "batch": batch,
+        "context": context,
+        "tokens_per_s": round(tokens / ms * 1e3, 1),
+        "ms": round(ms, 4),
+        "floor_ms": round(floor_ms, 4),
+        "floor_percent": round(100 * floor_ms / ms, 1),
+        "first_call_s": round(first_call_s, 2),
+    }
+
+
+def _header(model: str, timed: Timed, ready_s: float) -> dict:
+    memory = jax.devices()[0].memory_stats() or {}
+    peak = memory.get("peak_bytes_in_use")
+    return {
+        "model": model,
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "date": datetime.date.today().isoformat(),
+        "commit": _commit(),
+        "parameters_gb": round(sum(leaf.nbytes for leaf in timed.leaves) / 1e9, 3),
+        "ready_s": round(ready_s, 1),
+        "peak_gb": None if peak is None else round(peak / 1e9, 2),
+    }
+
+
+def _commit() -> str | None:
+    try:
+        git = ["git", "rev-parse", "--short", "HEAD"]
+        return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
+
+
+def draw(report: Report, file: str) -> None:
+    """Tokens a second of every measurement as a bar, its floor as a line above it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.5 + 0.9 * len(report.rows), 4), layout="constrained")
+    axes = figure.subplots()
+    names = [f"{r['what']}\nB={r['batch']}\n{r['context']}" for r in report.rows]
+    speeds = [r["tokens_per_s"] for r in report.rows]
+    limits = [r["tokens_per_s"] * r["ms"] / r["floor_ms"] for r in report.rows]
+    axes.bar(names, speeds, color="tab:blue", label="measured")
+    at = np.arange(len(names))
+    axes.hlines(limits, at - 0.45, at + 0.45, color="tab:red", label="floor of one H200")
+    axes.set(yscale="log", ylabel="tokens per second", title=str(report).splitlines()[0])
+    axes.legend()
+    figure.savefig(file)
