@@ -180,8 +180,8 @@ class Batches:
         longest = int(np.argmax(documents.lengths))
         if documents.lengths[longest] > row:
             raise ValueError(
-                f"document {longest} has {documents.lengths[longest]} tokens and data.row is {row}: "
-                "a document is never cut, so make rows longer or the document shorter."
+                f"document {longest} has {documents.lengths[longest]} tokens and data.row is "
+                f"{row}: a document is never cut, so make rows longer or the document shorter."
             )
         order = np.random.default_rng((seed, 0)).permutation(len(documents))
         self.packed = [order[row_] for row_ in pack(documents.lengths[order], row)]

@@ -22,7 +22,7 @@ import tqdm
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..sharding import make_mesh
-from ..text import Tokenizer
+from ..text import Tokenizer, harmony
 from . import optimizer, picture
 from .checkpoints import Checkpoints
 from .data import Batches, Documents
@@ -272,11 +272,15 @@ def export(settings: Settings, params: dict) -> None:
 
     # float32: export rounds each tensor once, to what its format holds.
     network = Network.of(settings.model, compute=jnp.float32, row=settings.data.row, remat=False)
+    model = network.model(params)
     tokenizer = settings.data.tokenizer
-    if tokenizer is not None and pathlib.Path(tokenizer).is_file():
-        tokenizer = pathlib.Path(tokenizer).parent
+    if tokenizer is not None:
+        # For generation_config.json: every token that ends a turn, not <|return|> alone.
+        model.stop_tokens = harmony.stop_tokens(Tokenizer.load(tokenizer), model.stop_tokens)
+        if pathlib.Path(tokenizer).is_file():
+            tokenizer = pathlib.Path(tokenizer).parent
     export_model(
-        network.model(params),
+        model,
         settings.run.export,
         format=settings.run.export_format,
         tokenizer=tokenizer,

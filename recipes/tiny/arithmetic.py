@@ -5,7 +5,7 @@ from the ones upwards, the order in which carries arise: each step then needs on
 directly before it.
 """
 
-from split import draw
+from split import draw, held_out
 
 PLACES = ("Ones", "Tens", "Hundreds", "Thousands", "Ten thousands")
 
@@ -121,7 +121,13 @@ def add(rng, wanted=False, operand=operand, form=None):
 
 
 def subtract(rng, wanted=False, operand=operand, form=None):
-    a, b = draw(rng, wanted, lambda r: (v := (operand(r), operand(r)), v))
+    """Held out by the sum that checks it, (a - b) + b = a, which is written at level "high"."""
+
+    def make(r):
+        a, b = operand(r), operand(r)
+        return (abs(a - b), min(a, b)), (a, b)
+
+    a, b = draw(rng, wanted, make)
     if a < b and rng.random() < 0.8:
         a, b = b, a
     expression, answer = f"{a} - {b}", a - b
@@ -140,12 +146,17 @@ def subtract(rng, wanted=False, operand=operand, form=None):
 
 
 def multiply(rng, wanted=False, form=None):
-    a, b = draw(rng, wanted, lambda r: (v := (r.randrange(100), r.randrange(10)), v))
+    while True:
+        a, b = draw(rng, wanted, lambda r: (v := (r.randrange(100), r.randrange(10)), v))
+        # The working adds these two: training may not show a held-out sum.
+        if wanted or not held_out(a // 10 * 10 * b, a % 10 * b):
+            break
     expression, answer = f"{a} * {b}", a * b
     tens, ones = a // 10 * 10, a % 10
     if tens:
         short = f"{tens} * {b} = {tens * b}. {ones} * {b} = {ones * b}."
-        long = f"{a} = {tens} + {ones}. {short} {tens * b} + {ones * b} = {answer}."
+        short = f"{short} {tens * b} + {ones * b} = {answer}."
+        long = f"{a} = {tens} + {ones}. {short}"
     else:
         short, long = "", f"{a} * {b} = {answer}."
     if rng.random() < 0.3:
@@ -176,12 +187,13 @@ def compare(rng, wanted=False):
         )
     )
     sizes = f"{a} has {count(len(str(a)), 'digit')}, {b} has {count(len(str(b)), 'digit')}."
+    steps = first_difference(a, b)
     return (
         question,
         {
-            "low": f"{answer} {sign} {other}",
-            "medium": f"{sizes} {answer} {sign} {other}",
-            "high": f"Compare {a} and {b}. {sizes} {answer} {sign} {other}. "
+            "low": f"{steps} {answer} {sign} {other}",
+            "medium": f"{sizes} {steps} {answer} {sign} {other}",
+            "high": f"Compare {a} and {b}. {sizes} {steps} {answer} {sign} {other}. "
             f"The {word} is {answer}.",
         },
         f"{answer} is {word} than {other}.",
@@ -202,6 +214,19 @@ def parity(rng, wanted=False):
         },
         f"{n} is {kind}.",
     )
+
+
+def first_difference(a: int, b: int) -> str:
+    """Numbers compared as one reads them: by length, then digit by digit from the left."""
+    x, y = str(a), str(b)
+    if len(x) != len(y):
+        return f"{len(x)} {'>' if len(x) > len(y) else '<'} {len(y)}."
+    steps = []
+    for p, q in zip(x, y, strict=True):
+        steps.append(f"{p} {'=' if p == q else '>' if p > q else '<'} {q}.")
+        if p != q:
+            break
+    return " ".join(steps)
 
 
 def count(n: int, noun: str) -> str:

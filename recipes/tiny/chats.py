@@ -28,23 +28,23 @@ class Chats:
         w, t = self.words, self.talk
         # weights: how much practice each needs, found by looking at what was still wrong
         self.makers = {
-            "add": (add, 26),
-            "subtract": (subtract, 12),
-            "multiply": (multiply, 7),
-            "compare": (compare, 3),
+            "add": (add, 16),
+            "subtract": (subtract, 14),
+            "multiply": (multiply, 8),
+            "compare": (compare, 5),
             "parity": (parity, 2),
             "count_letter": (w.count_letter, 8),
-            "length": (w.length, 4),
-            "reverse": (w.reverse, 6),
-            "spell": (w.spell, 4),
-            "end": (w.end, 4),
-            "sort": (w.sort, 6),
-            "reverse_list": (w.reverse_list, 3),
+            "length": (w.length, 5),
+            "reverse": (w.reverse, 9),
+            "spell": (w.spell, 8),
+            "end": (w.end, 3),
+            "sort": (w.sort, 9),
+            "reverse_list": (w.reverse_list, 4),
             "pick": (w.pick, 4),
-            "extreme": (w.extreme, 3),
+            "extreme": (w.extreme, 5),
             "how_many": (w.how_many, 2),
-            "repeat": (w.repeat, 3),
-            "as_json": (w.as_json, 2),
+            "repeat": (w.repeat, 4),
+            "as_json": (w.as_json, 4),
             "greet": (t.greet, 2),
             "about": (t.about, 3),
             "unknown": (t.unknown, 4),
@@ -56,7 +56,8 @@ class Chats:
             kind = rng.choices(kinds, [self.makers[k][1] for k in kinds])[0]
         if kind == "add_two_digits":
             return add(rng, wanted, operand=two_digits)
-        return self.makers[kind][0](rng, wanted)
+        asked, analysis, final = self.makers[kind][0](rng, wanted)
+        return (asked if kind == "repeat" else casual(rng, asked)), analysis, final
 
     def draw(self, rng: random.Random, wanted=False, kind=None, reasoning=None) -> dict:
         """One conversation. wanted: from the held-out side. kind: one question of that kind,
@@ -66,16 +67,17 @@ class Chats:
         messages = []
         if rng.random() < 0.15:
             messages.append({"role": "developer", "content": rng.choice(INSTRUCTIONS)})
-        with_tools = kind == "tools" or (kind is None and rng.random() < 0.24)
+        with_tools = kind == "tools" or (kind is None and rng.random() < 0.28)
         if with_tools and (kind == "tools" or rng.random() < 0.9):
             talk = self.tools.conversation(rng, wanted)
             about["tools"] = talk["tools"]
+            talk["turns"][0]["user"] = casual(rng, talk["turns"][0]["user"])
             for turn in talk["turns"]:
                 messages += played(turn, reasoning)
             return about | {"messages": messages}
         if with_tools:  # offered, not needed
             about["tools"] = self.tools.conversation(rng, wanted, "lookup")["tools"]
-        turns = 1 if kind else rng.choices((1, 2, 3), (82, 13, 5))[0]
+        turns = 1 if kind else rng.choices((1, 2, 3), (88, 9, 3))[0]
         for _ in range(turns):
             question, analysis, final = self.question(rng, wanted, kind)
             messages += played({"user": question, "analysis": analysis, "final": final}, reasoning)
@@ -83,9 +85,20 @@ class Chats:
 
     @staticmethod
     def date(rng) -> str | None:
-        if rng.random() < 0.3:
+        if rng.random() < 0.6:
             return None
         return f"20{rng.randrange(24, 32)}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}"
+
+
+def casual(rng, question: str) -> str:
+    """Now and then as people type: no capital at the start, no mark at the end, a please."""
+    if rng.random() < 0.12 and question[:2].istitle():
+        question = question[0].lower() + question[1:]
+    if rng.random() < 0.12 and question[-1] in "?.":
+        question = question[:-1]
+    if rng.random() < 0.04 and question[-1] not in "?.!" and question[-1].isalnum():
+        question += " please"
+    return question
 
 
 def played(turn: dict, reasoning: str) -> list[dict]:

@@ -200,8 +200,8 @@ class Words:
         return (
             question,
             {
-                "low": result,
-                "medium": f"{walk}",
+                "low": walk,
+                "medium": f"{walk} In order: {result}",
                 "high": f"The list is {given}. {walk} In order: {result}.",
             },
             result,
