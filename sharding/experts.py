@@ -48,8 +48,9 @@ Dispatch = Literal["auto", "all_reduce", "all_to_all"]
 # (x_ND, ids_NX, weights_NX, experts) -> float32 [N, D] on one device; ids outside [0, e) skipped.
 Compute = Callable[[Array, Array, Array, Any], Array]
 
-# Tokens on each device from which all_to_all is worth its exchanges; see docs/sharding.md.
-TOKENS_WORTH_SENDING = 256
+# Tokens of one row of data from which all_to_all is worth its exchanges; see docs/sharding.md.
+TOKENS_WORTH_SENDING = 2048
+RANKS_WORTH_SENDING = 4
 
 
 def dispatch(
@@ -84,14 +85,14 @@ def dispatch(
 
 
 def choose(tokens: int, mesh) -> Dispatch:
-    """all_to_all from 256 tokens a device over at least 4 devices of expert, else all_reduce.
+    """all_to_all from 2048 tokens a row of data over at least 4 devices of expert, else all_reduce.
 
-    Below that the three exchanges of a round cost more than the bytes they save: see the table of
-    docs/sharding.md, which `sharding/cost.py` prints.
+    Below that the exchanges' latencies cost more than the bytes they save, over NVLink; over
+    InfiniBand 512 would do for 8 devices and more. `sharding/cost.py` has the arithmetic.
     """
     sizes = axis_sizes(mesh)
-    enough = tokens >= TOKENS_WORTH_SENDING * sizes["data"] * sizes["expert"]
-    return "all_to_all" if enough and sizes["expert"] >= 4 else "all_reduce"
+    enough = tokens >= TOKENS_WORTH_SENDING * sizes["data"]
+    return "all_to_all" if enough and sizes["expert"] >= RANKS_WORTH_SENDING else "all_reduce"
 
 
 def all_reduce(

@@ -155,8 +155,8 @@ def test_auto_sends_only_large_batches():
         return sharding.choose(tokens, mesh)
 
     assert chosen(1, expert=8) == chosen(2047, expert=8) == "all_reduce"
-    assert chosen(2048, expert=8) == chosen(65536, expert=8) == "all_to_all"
-    assert chosen(2048, data=2, expert=8) == "all_reduce"
+    assert chosen(2048, expert=4) == chosen(65536, expert=8) == "all_to_all"
+    assert chosen(4095, data=2, expert=8) == "all_reduce"  # 2047.5 a row of data
     assert chosen(65536, expert=2) == chosen(65536, data=8) == "all_reduce"
 
 

@@ -100,7 +100,7 @@ def test_a_shard_that_one_host_lacks_fails_everywhere_alike(tmp_path):
 def test_a_killed_process_stops_the_others():
     # Noticed within the 10 s of the heartbeat, acted on within 10 more; starting takes the rest.
     (code, out, err, seconds), (killed, out1, _, died) = workers("killed", 2, timeout_s=150)
-    assert out.startswith("ready 2.0") and out1.startswith("ready 2.0")
+    assert "ready 2.0" in out and "ready 2.0" in out1
     assert killed == -9 and code not in (0, None)
     assert seconds - died < 30, (seconds, died)
 
