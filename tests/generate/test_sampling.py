@@ -112,11 +112,11 @@ def test_frequencies_follow_the_probabilities():
 def test_equal_logits_are_drawn_evenly_over_the_whole_vocabulary():
     # Noise in bfloat16 gives a mean near 134 instead of 100,544.
     tokens = np.concatenate(
-        [draw(np.zeros((20, 201_088)), Sampler(), step=s).token_B for s in range(8)]
+        [draw(np.zeros((20, 201_088)), Sampler(), step=s).token_B for s in range(5)]
     )
-    # The mean of 160 uniform draws has a deviation of 201,088 / sqrt(12 * 160) = 4,589.
-    assert abs(tokens.mean() - 100_544) < 4 * 4589
-    assert len(set(tokens.tolist())) > 155
+    # The mean of 100 uniform draws has a deviation of 201,088 / sqrt(12 * 100) = 5,805.
+    assert abs(tokens.mean() - 100_544) < 4 * 5805
+    assert len(set(tokens.tolist())) > 96
 
 
 def test_a_row_draws_the_same_alone_and_among_others():
