@@ -13,7 +13,7 @@ from .safetensors_file import LazyTensor, TensorFile, open_file
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 TINY = Path(__file__).parent.parent / "assets" / "tiny"
 _SHARD = re.compile(r"(.+?-)(\d+)(-of-)(\d+)\.safetensors")
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 # Formats of other programs: file pattern, what it is, what would work.
 _FOREIGN = [
     ("*.gguf", "GGUF, llama.cpp's and Ollama's format", None),

@@ -1,6 +1,7 @@
 """Checkpoint folders with one thing changed, for tests of what the loader refuses."""
 
 import copy
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -50,3 +51,12 @@ def raw(path: Path, header: object, data: bytes = b"", *, length: int | None = N
     claimed = len(text) if length is None else length
     path.write_bytes(claimed.to_bytes(8, "little") + text + data)
     return path
+
+
+def recipe():
+    """recipes/random_checkpoint.py, which is a program and not of the package."""
+    path = Path(__file__).parents[2] / "recipes" / "random_checkpoint.py"
+    spec = importlib.util.spec_from_file_location("random_checkpoint", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
