@@ -176,7 +176,7 @@ def _checked(tokens, lengths, text_vocab: int, seed: int) -> list[int]:
 
 def _ours(model, tokens: list[int], new_tokens: int) -> tuple[dict, list[int]]:
     """Our trace without the batch axis, and our greedy continuation."""
-    from .generate import generate
+    from .generation import generate
     from .sampling import Sampler
 
     trace = {

@@ -1,7 +1,7 @@
 """Known faults, put into our model one at a time, are seen by the comparison with the oracle.
 
 Each was once in somebody's gpt-oss. A comparison that passes with one of them in place proves
-nothing, so every fault must move the logits a hundred times further than tolerances.LOGITS at least.
+nothing, so every fault must move the logits a hundred times further than tolerances.LOGITS.
 Runs uncompiled with the reference backend: nothing is cached, so that a patched function is used.
 """
 
