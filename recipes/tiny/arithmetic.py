@@ -148,11 +148,11 @@ def subtract(rng, wanted=False, operand=operand, form=None):
 def multiply(rng, wanted=False, form=None):
     while True:
         a, b = draw(rng, wanted, lambda r: (v := (r.randrange(100), r.randrange(10)), v))
-        # The working adds these two: training may not show a held-out sum.
-        if wanted or not held_out(a // 10 * 10 * b, a % 10 * b):
+        tens, ones = a // 10 * 10, a % 10
+        # The working takes a apart and adds the products: training may not show a held-out sum.
+        if wanted or not (held_out(tens, ones) or held_out(tens * b, ones * b)):
             break
     expression, answer = f"{a} * {b}", a * b
-    tens, ones = a // 10 * 10, a % 10
     if tens:
         short = f"{tens} * {b} = {tens * b}. {ones} * {b} = {ones * b}."
         short = f"{short} {tens * b} + {ones * b} = {answer}."

@@ -64,7 +64,9 @@ def test_batches_are_a_function_of_the_step():
     for step in (5, 0, 11):
         for name, array in a.at(step).items():
             np.testing.assert_array_equal(array, b.at(step)[name])
-    assert any((a.at(0)[n] != Batches(docs, row=16, rows=2, seed=4).at(0)[n]).any() for n in b.at(0))
+    assert any(
+        (a.at(0)[n] != Batches(docs, row=16, rows=2, seed=4).at(0)[n]).any() for n in b.at(0)
+    )
 
 
 def test_a_pass_visits_every_document_once():

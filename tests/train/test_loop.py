@@ -151,10 +151,14 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
 def test_data_that_cannot_be_learned_is_refused(tmp_path):
     config = write_run(tmp_path)
     docs = counting(4)
-    np.savez(tmp_path / "train.npz", tokens=docs.tokens, counts=docs.counts & False, starts=docs.starts)
+    np.savez(
+        tmp_path / "train.npz", tokens=docs.tokens, counts=docs.counts & False, starts=docs.starts
+    )
     with pytest.raises(ValueError, match="no token of the data counts"):
         run(config)
-    np.savez(tmp_path / "train.npz", tokens=docs.tokens + 60, counts=docs.counts, starts=docs.starts)
+    np.savez(
+        tmp_path / "train.npz", tokens=docs.tokens + 60, counts=docs.counts, starts=docs.starts
+    )
     with pytest.raises(ValueError, match=r"token id \d+ and model.vocab is 53"):
         run(config)
     assert not (tmp_path / "run").exists()

@@ -35,7 +35,9 @@ def by_loops(block):
 @given(st.lists(floats, min_size=32, max_size=32), st.integers(-140, 100))
 def test_rounding_follows_the_rule(values, exponent):
     block = np.array(values, np.float32)
-    shrunk = np.ldexp(block / np.float32(max(1.0, np.abs(block).max())), exponent).astype(np.float32)
+    shrunk = np.ldexp(block / np.float32(max(1.0, np.abs(block).max())), exponent).astype(
+        np.float32
+    )
     for case in (block if np.abs(block).max() < 2.0**125 else shrunk, shrunk):
         got = np.asarray(rounded_(jnp.asarray(case[None])))[0]
         # Compared by bits: XLA's CPU backend takes subnormals for zero, NumPy does not.
