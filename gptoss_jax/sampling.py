@@ -175,7 +175,8 @@ def sample(
         bad_B = ~jnp.isfinite(_pick(logits_BV, token_B))
     else:
         best_B1 = jnp.max(chosen_from, axis=1, keepdims=True)
-        bad_B = ~jnp.isfinite(best_B1[:, 0])
+        # Not by what max gives: XLA's on a CPU loses one NaN among 2,088 numbers.
+        bad_B = jnp.any(~(logits_BV < jnp.inf), axis=1) | (best_B1[:, 0] == -jnp.inf)
         scaled_BV = (chosen_from - best_B1) / knobs.temperature
         kept_BV = _filters(scaled_BV, knobs, plan)
         noise_BV = jax.vmap(lambda words: _noise(words, step, logits_BV.shape[1]))(seeds_B2)

@@ -164,10 +164,14 @@ def test_rows_beyond_the_text_vocabulary_never_come_up(temperature):
 @pytest.mark.parametrize("sampler", [Sampler(temperature=0.0), Sampler(), Sampler(top_k=2)])
 def test_rows_that_are_not_finite_are_flagged_and_the_others_are_not(sampler):
     good = [0.1, 0.2, -np.inf, 0.3]
-    rows = [good, [np.nan] * 4, [0.1, 0.2, np.nan, 0.3], [-np.inf] * 4, [0.0, np.inf, 0.0, 0.0]]
+    bad = [[np.nan] * 4, [0.1, 0.2, np.nan, 0.3], [-np.inf] * 4, [0.0, np.inf, 0.0, 0.0]]
+    # 2,088 wide, since there a vectorised maximum can lose a NaN.
+    rows = np.full((5, 2088), -50.0)
+    rows[:, 777:781] = [good, *bad]
+    rows[3] = -np.inf
     out = draw(rows, sampler, seeds=[3] * 5)
     assert out.bad_B.tolist() == [False, True, True, True, True]
-    assert out.token_B[0] == draw(good, sampler, seeds=[3]).token_B[0]
+    assert out.token_B[0] == draw(rows[[0] * 5], sampler, seeds=[3] * 5).token_B[0]
 
 
 def test_log_probabilities_are_before_temperature_penalty_and_filters():
