@@ -142,7 +142,9 @@ class GptOss(nnx.Module):
 
     def logits(self, x_BTD: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """float32, from what `hidden` returned."""
-        return einsum("...D,VD->...V", x_BTD, self.unembed.weight_VD[...])
+        logits = einsum("...D,VD->...V", x_BTD, self.unembed.weight_VD[...])
+        # Said here, or a caller who wants whole logits makes XLA gather the whole unembedding.
+        return constrain(logits, self.mesh, "batch", *[None] * (logits.ndim - 2), "vocab")
 
     def trace(self, tokens) -> dict[str, list[np.ndarray] | np.ndarray]:
         """What parity compares: `after_attention` and `after` of every layer [B, T, D], the
