@@ -75,8 +75,11 @@ def attention(
 
 
 def split_count(heads: int, blocks: int) -> int:
-    """Shares of the slots: a power of two, no more than blocks, for about PROGRAMS programs."""
-    wanted = min(PROGRAMS // heads, blocks)
+    """Shares of the slots: a power of two, no more than blocks, for about PROGRAMS programs.
+
+    One for up to four blocks (a ring has two): adding up would be a launch of its own.
+    """
+    wanted = min(PROGRAMS // heads, blocks) if blocks > 4 else 1
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 
