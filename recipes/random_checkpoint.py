@@ -59,7 +59,16 @@ class Random:
 def random_checkpoint(config: Config, folder, *, limit: int = SHARD, seed: int = 0) -> Path:
     """A folder in Hugging Face's MXFP4 layout; `limit` bytes of tensors a file."""
     read = Random(config, seed)
-    source = Source(config, True, read, Watch(), None, None, config.eos)
+    source = Source(
+        where="random values",
+        config=config,
+        packed=True,
+        read=read,
+        watch=Watch(),
+        side=None,
+        hf=None,
+        stop_tokens=config.eos,
+    )
     return write(source, Path(folder), LAYOUT_OF["mxfp4"], limit)
 
 

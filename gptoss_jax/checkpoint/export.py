@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class Source:
     is stored; packed: whether the experts are blocks and scales.
     """
 
+    where: str  # for errors
     config: Config
     packed: bool
     read: Callable[[str, slice], np.ndarray]
@@ -91,7 +93,16 @@ def export(
         return value
 
     hf = None if found.layout == "original" else found.files.config
-    source = Source(found.config, found.packed, read, watch, side_folder(found), hf, stop_tokens)
+    source = Source(
+        where=str(found.folder),
+        config=found.config,
+        packed=found.packed,
+        read=read,
+        watch=watch,
+        side=side_folder(found),
+        hf=hf,
+        stop_tokens=stop_tokens,
+    )
     return write(source, Path(dst), layout, shard)
 
 
@@ -137,13 +148,14 @@ def export_model(
         return value
 
     source = Source(
-        model.config,
-        packed,
-        read,
-        watch,
-        None if tokenizer is None else find(tokenizer),
-        None,
-        tuple(model.stop_tokens),
+        where="the model",
+        config=model.config,
+        packed=packed,
+        read=read,
+        watch=watch,
+        side=None if tokenizer is None else find(tokenizer),
+        hf=None,
+        stop_tokens=tuple(model.stop_tokens),
     )
     return write(source, Path(dst), layout, shard)
 
@@ -289,7 +301,7 @@ def write(source: Source, dst: Path, layout: str, limit: int = SHARD) -> Path:
                 header = {name: (tensors[name].stored, tensors[name].shape) for name in listed}
                 write_file(folder / file, header, data)
         if problems := source.watch.problems():
-            raise CheckpointError("the source", problems)
+            raise CheckpointError(source.where, problems)
         if len(files) > 1:
             (folder / INDEX).write_text(index_json(tensors, files))
         _dump(folder / CONFIG, config_values)
@@ -341,7 +353,7 @@ def _new_folder(dst: Path, size_bytes: int) -> Iterator[Path]:
             raise CheckpointError(
                 dst, [f"the export takes {size_bytes:,} bytes; the disk has {free:,} left."]
             )
-        folder = dst.parent / f".{dst.name}.{os.getpid()}.partial"
+        folder = dst.parent / f".{dst.name}.{uuid.uuid4().hex[:8]}.partial"
         folder.mkdir()
     except OSError as e:
         raise CheckpointError(dst, [f"cannot be written: {e.strerror}."]) from e

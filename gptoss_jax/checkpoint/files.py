@@ -62,7 +62,7 @@ def find(path: str | os.PathLike) -> Path:
 
     Raises CheckpointError, which says where it looked.
     """
-    if str(path) == "tiny" and not Path("tiny").is_dir():
+    if str(path) == "tiny":  # always; a folder of that name is ./tiny
         return TINY
     folder = Path(path).expanduser()
     if folder.is_dir():

@@ -11,6 +11,7 @@ import threading
 import checkpoints
 import edited
 import pytest
+from needed import need
 
 from gptoss_jax.checkpoint import CheckpointError, download
 
@@ -80,6 +81,7 @@ def hub(repository):
 
 def fetch(tmp_path, endpoint, *names, **environment):
     """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    need("huggingface_hub")
     program = (
         "import sys\n"
         "from gptoss_jax.checkpoint import CheckpointError, download, inspect\n"

@@ -80,6 +80,30 @@ def test_pytorch_reads_every_format(tmp_path, sources):
         assert np.abs(open_reference(folder).logits(tokens) - truth).max() < 1e-4 * truth.std()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_transformers_saves_is_read(tmp_path, dtype):
+    """Its own initialisation, with every bias zero, its own names, shards and config."""
+    need("torch", "transformers")
+    import torch
+    import transformers
+
+    values = checkpoints.config_hf(NUMBERS, family=5, quantized=False)
+    config = transformers.GptOssConfig(**values)
+    torch.manual_seed(0)
+    theirs = transformers.GptOssForCausalLM(config).to(getattr(torch, dtype))
+    theirs.save_pretrained(tmp_path / "x", max_shard_size="200KB")
+    assert len(list((tmp_path / "x").glob("*.safetensors"))) > 1
+    model = load(tmp_path / "x", dtype=dtype)
+    state = {n: t.float().numpy() for n, t in theirs.state_dict().items()}
+    for n, block in enumerate(model.blocks):
+        stem = f"model.layers.{n}.mlp.experts."
+        for ours, name in (("gate_up", "gate_up_proj"), ("down", "down_proj")):
+            value = np.asarray(getattr(block.moe.experts, ours)[...], np.float32)
+            assert np.array_equal(value, state[stem + name].swapaxes(1, 2))
+    value = np.asarray(model.unembed.weight_VD[...], np.float32)
+    assert np.array_equal(value, state["lm_head.weight"])
+
+
 def test_meshed_model_exports_the_same_bytes(tmp_path, sources):
     model = load(sources["mxfp4"], mesh=gj.make_mesh(expert=4, devices=jax.devices("cpu")))
     assert tensors(export_model(model, tmp_path / "out")) == tensors(sources["mxfp4"])
@@ -203,7 +227,7 @@ def test_values_that_are_wrong_leave_nothing(tmp_path):
         tensors["lm_head.weight"] = (kind, np.full_like(value, 0x7FC0))
 
     source = edited.folder(tmp_path / "x", change=poison)
-    with pytest.raises(CheckpointError, match="lm_head.weight: .* not finite"):
+    with pytest.raises(CheckpointError, match=f"{source}: lm_head.weight: .* not finite"):
         export(source, tmp_path / "out" / "deep")
     assert left(tmp_path / "out") == []
 
