@@ -194,8 +194,8 @@ def main(argv: list[str] | None = None) -> None:
         rows.append(row)
         print(
             f"{row['shape']:>10} {row['us']:9.1f} {row['floor_us']:7.1f}"
-            f" {row['floor_percent']:5.1f} {row['tb_per_s']:6.2f} {row['tflop_per_s']:8.1f} {row.get('xla_us', '-'):>9}"
-            f"  error {row['relative_error']:.1e}",
+            f" {row['floor_percent']:5.1f} {row['tb_per_s']:6.2f} {row['tflop_per_s']:8.1f}"
+            f" {row.get('xla_us', '-'):>9}  error {row['relative_error']:.1e}",
             flush=True,
         )
     if options.json:

@@ -34,7 +34,7 @@ class Shape:
     lanes: int = 4  # of each block in one dot; groups * lanes is the depth of a dot
     warps: int = 4
     stages: int = 3
-    split: int = 1  # programs that share K; their sums are added in order by `combine`
+    split: int = 1  # programs that share K; their sums are added in order, a launch later
     left: bool = True  # weights as the left operand
 
 
@@ -199,7 +199,7 @@ def gate_up(
 
     def body(*refs):
         expert_ref, *tile_refs, x_ref, lanes_ref, scales_ref, bias_ref, out_ref = refs
-        tile = pl.program_id(1)
+        tile, part = pl.program_id(1), pl.program_id(2)
         col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
         expert = expert_ref[tile]
 
@@ -214,12 +214,12 @@ def gate_up(
             else:
                 row_R = jnp.full((rows,), tile, jnp.int32)
             weights = lanes_ref, scales_ref
-            gate, up = _accumulate(
+            acc = _accumulate(
                 x_ref,
                 weights,
                 expert,
                 col_C,
-                0,
+                part,
                 row_R // chosen,
                 live_R,
                 shape,
@@ -228,29 +228,80 @@ def gate_up(
                 interpret,
             )
             inside_C = col_C < ffn
-            keep = dict(mask=inside_C, other=jnp.zeros((), bias_ref.dtype))
-            bias = [plt.load(bias_ref.at[expert, 2 * col_C + plane], **keep) for plane in (0, 1)]
-            bias = [b.astype(jnp.float32) for b in bias]
-            bias = [b[:, None] if shape.left else b[None, :] for b in bias]
-            h = swiglu(gate + bias[0], up + bias[1], limit=limit, alpha=alpha)
-            to_C = _chunked_place(col_C) if chunked else col_C
-            slot, col = _across(shape, to_C, slot_R)
             live, inside = _across(shape, inside_C, live_R)
+            if shape.split > 1:
+                slot, col = _across(shape, col_C, slot_R)
+                for plane in (0, 1):
+                    plt.store(out_ref.at[part, plane, slot, col], acc[plane], mask=live & inside)
+                return
+            bias = [_bias(bias_ref, expert, 2 * col_C + plane, inside_C) for plane in (0, 1)]
+            gate, up = (
+                sums + (b[:, None] if shape.left else b[None, :])
+                for sums, b in zip(acc, bias, strict=True)
+            )
+            h = swiglu(gate, up, limit=limit, alpha=alpha)
+            slot, col = _across(shape, _chunked_place(col_C) if chunked else col_C, slot_R)
             plt.store(out_ref.at[slot, col], h.astype(out_ref.dtype), mask=live & inside)
 
     tile_args = () if row_S is None else (size_T, row_S)
-    args = (expert_T, *tile_args, x_ND, lanes, scales, bias_EP)
-    return _call(
+    whole = jax.ShapeDtypeStruct(
+        (tiles * stride, chunked_width(ffn) if chunked else ffn), x_ND.dtype
+    )
+    parts = jax.ShapeDtypeStruct((shape.split, 2, tiles * stride, ffn), jnp.float32)
+    out = _call(
         body,
         name="experts_gate_up",
-        grid=(pl.cdiv(ffn, shape.cols), tiles),
-        out_shape=jax.ShapeDtypeStruct(
-            (tiles * stride, chunked_width(ffn) if chunked else ffn), x_ND.dtype
-        ),
+        grid=(pl.cdiv(ffn, shape.cols), tiles, shape.split),
+        out_shape=whole if shape.split == 1 else parts,
         warps=shape.warps,
         stages=shape.stages,
         interpret=interpret,
-    )(*args)
+    )(expert_T, *tile_args, x_ND, lanes, scales, bias_EP)
+    if shape.split == 1:
+        return out
+    return _activate(out, expert_T, bias_EP, whole, chunked, limit, alpha, interpret)
+
+
+def _bias(bias_ref, expert, col_C, inside_C):
+    zero = jnp.zeros((), bias_ref.dtype)
+    return plt.load(bias_ref.at[expert, col_C], mask=inside_C, other=zero).astype(jnp.float32)
+
+
+def _activate(parts_K2SF, expert_T, bias_EP, whole, chunked, limit, alpha, interpret):
+    """The sums of each part of K added in order, biased and gated; a launch of its own."""
+    split, _, slots, ffn = parts_K2SF.shape
+    stride = slots // expert_T.shape[0]
+    cols = min(512, pl.next_power_of_2(ffn))
+
+    def body(parts_ref, expert_ref, bias_ref, out_ref):
+        slot = pl.program_id(1)
+        col_C = pl.program_id(0) * cols + jnp.arange(cols)
+        expert = expert_ref[slot // stride]
+
+        @pl.when((expert >= 0) & (expert < bias_ref.shape[0]))
+        def _():
+            inside_C = col_C < ffn
+            gated = []
+            for plane in (0, 1):
+                total_C = _bias(bias_ref, expert, 2 * col_C + plane, inside_C)
+                for part in range(split):
+                    total_C += plt.load(
+                        parts_ref.at[part, plane, slot, col_C], mask=inside_C, other=0.0
+                    )
+                gated.append(total_C)
+            h = swiglu(*gated, limit=limit, alpha=alpha)
+            to_C = _chunked_place(col_C) if chunked else col_C
+            plt.store(out_ref.at[slot, to_C], h.astype(out_ref.dtype), mask=inside_C)
+
+    return _call(
+        body,
+        name="experts_activate",
+        grid=(pl.cdiv(ffn, cols), slots),
+        out_shape=whole,
+        warps=4,
+        stages=2,
+        interpret=interpret,
+    )(parts_K2SF, expert_T, bias_EP)
 
 
 def down(
@@ -299,11 +350,8 @@ def down(
             )
             inside_C = col_C < half
             for plane in (0, 1):
-                bias_C = plt.load(
-                    bias_ref.at[expert, plane * half + col_C],
-                    mask=inside_C & (part == 0),
-                    other=jnp.zeros((), bias_ref.dtype),
-                ).astype(jnp.float32)
+                once_C = inside_C & (part == 0)
+                bias_C = _bias(bias_ref, expert, plane * half + col_C, once_C)
                 y = acc[plane] + (bias_C[:, None] if shape.left else bias_C[None, :])
                 slot, col = _across(shape, plane * half + col_C, slot_R)
                 live, inside = _across(shape, inside_C, live_R)

@@ -7,6 +7,8 @@ and the scale bytes 0 and 1 make subnormal values (0.5 * 2**-127 is 2.9e-39); `e
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, UInt8
 
 BLOCK = 32
@@ -42,9 +44,9 @@ def _decode_bits(codes: Array, scales: Array) -> Array:
 
 
 def decode(
-    blocks: UInt8[Array, "*batch G 16"],
-    scales: UInt8[Array, "*batch G"],
-    dtype: jnp.dtype = jnp.bfloat16,
+    blocks: UInt8[Array | np.ndarray, "*batch G 16"],
+    scales: UInt8[Array | np.ndarray, "*batch G"],
+    dtype: DTypeLike = jnp.bfloat16,
 ) -> Float[Array, "*batch K"]:
     """The values, K = 32 G of them, exact in bfloat16 and float32 for every code and scale byte.
 
@@ -57,11 +59,11 @@ def decode(
     dtype = jnp.dtype(dtype)
     if dtype not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)):
         raise ValueError(f"MXFP4 decodes exactly to bfloat16 or float32, not to {dtype}.")
-    if blocks.shape[:-1] != scales.shape or blocks.shape[-1] != BLOCK // 2:
+    blocks, scales = jnp.asarray(blocks), jnp.asarray(scales)
+    if blocks.shape != (*scales.shape, BLOCK // 2):
         raise ValueError(
             f"blocks must be scales' shape + (16,); got {blocks.shape} and {scales.shape}."
         )
-    blocks, scales = jnp.asarray(blocks), jnp.asarray(scales)
     codes = jnp.stack([blocks & 15, blocks >> 4], axis=-1).astype(jnp.int32)  # [..., G, 16, 2]
     bits = _decode_bits(codes, scales.astype(jnp.int32)[..., None, None])
     bits = bits.reshape(*scales.shape[:-1], scales.shape[-1] * BLOCK)
@@ -71,7 +73,7 @@ def decode(
 
 
 def encode(
-    values: Float[Array, "*batch K"],
+    values: Float[Array | np.ndarray, "*batch K"],
 ) -> tuple[UInt8[Array, "*batch G 16"], UInt8[Array, "*batch G"]]:
     """Quantise with the OCP rule: scale 2 ** (floor(log2(largest magnitude)) - 2), nearest code.
 
