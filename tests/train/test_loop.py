@@ -7,15 +7,17 @@ import subprocess
 import sys
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from train_cases import SMALL, counting, network, write_run
 
 import gptoss_jax as gj
-from gptoss_jax.train import NotFinite, run
+from gptoss_jax.train import Batches, NotFinite, Settings, Trainer, run
 from gptoss_jax.train.checkpoints import Checkpoints
 from gptoss_jax.train.quantise import is_expert_weight, rounded
+from gptoss_jax.train.step import initial
 
 STEPS = 24
 
@@ -132,20 +134,42 @@ def test_two_devices_train_as_one_does(unbroken, tmp_path):
     assert two[STEPS] == pytest.approx(one[STEPS], rel=0.02)
 
 
-def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
-    changed = {"optimizer_peak": 1e30, "run_checkpoint_every": 1, "run_router_aux": 0.0}
-    config = write_run(tmp_path, steps=STEPS, **changed)
-    with pytest.raises(NotFinite, match=r"step \d+: the loss is .* checkpoints before it are kept"):
+def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    at = Batches.at
+
+    def poisoned(self, step):
+        batch = at(self, step)
+        if step == 7:
+            batch["weights"] = np.full_like(batch["weights"], np.nan)
+        return batch
+
+    monkeypatch.setattr(Batches, "at", poisoned)
+    config = write_run(tmp_path, steps=STEPS)
+    with pytest.raises(
+        NotFinite, match=r"step 8: the loss is nan.* checkpoints before it are kept"
+    ):
         run(config, progress=False)
     written = lines(tmp_path / "run")
-    bad = written[-1]["step"]
-    assert bad < STEPS and (written[-1]["loss"] is None or written[-1]["gradient"] is None)
+    assert written[-1]["step"] == 8 and written[-1]["loss"] is None
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", keep=2)
-    assert checkpoints.steps() == [bad - 2, bad - 1][-len(checkpoints.steps()) :]
-    kept = checkpoints._manager.restore(bad - 1)["state"]["params"]
+    assert checkpoints.steps() == [4, 6]
+    kept = checkpoints._manager.restore(6)["state"]["params"]
     assert all(np.isfinite(x).all() for x in kept.values())
     checkpoints.close()
     assert (tmp_path / "run" / "loss.png").exists()
+
+
+def test_a_step_with_nan_changes_nothing(unbroken):
+    folder, _ = unbroken
+    trainer = Trainer(Settings.load(write_run(folder, steps=STEPS, name="nan.toml")))
+    state = initial(SMALL, 0, trainer.transformation)
+    batch = trainer.batches.at(0)
+    batch["weights"][0, 0] = np.inf
+    before = {name: np.asarray(x) for name, x in state["params"].items()}
+    state = jax.device_put(state, trainer.everywhere)
+    after, measured = trainer._step(state, jax.device_put(batch, trainer.over_rows))
+    assert not bool(measured["finite"]) and int(after["step"]) == 0
+    same_bits(after["params"], before)
 
 
 def test_data_that_cannot_be_learned_is_refused(tmp_path):
@@ -180,6 +204,6 @@ def test_the_exported_model_is_the_trained_one(unbroken):
 
 
 def test_a_progress_bar_with_loss_and_speed(unbroken, tmp_path, capfd):
-    run(write_run(tmp_path, steps=3), progress=True)
+    run(write_run(tmp_path, steps=STEPS), progress=True)
     shown = capfd.readouterr().err
-    assert "3/3" in shown and "loss " in shown and "tok/s" in shown
+    assert f"{STEPS}/{STEPS}" in shown and "loss " in shown and "tok/s" in shown
