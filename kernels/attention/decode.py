@@ -63,14 +63,7 @@ def attention(
         name=f"attention_decode_{splits}",
     )(q_BTKGH[:, 0], k_BKSH, v_BKSH, sinks_KG, q_pos_BT[:, 0], k_pos_BS, span_B2)
     if splits > 1:
-        outs = pl.pallas_call(
-            functools.partial(_sum_kernel, splits=splits),
-            grid=(G, K, B),
-            out_shape=whole,
-            compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
-            interpret=interpret,
-            name="attention_decode_sum",
-        )(*outs, sinks_KG)
+        outs = add_splits(outs, sinks_KG, whole, interpret=interpret)
     return outs[:, None]
 
 
@@ -96,12 +89,6 @@ def _partial_kernel(
     S = k_ref.shape[2]
     g, h = jnp.arange(padded(G)), jnp.arange(padded(H))
     gh_ok = (g < G)[:, None] & (h < H)[None, :]
-    dot = functools.partial(
-        jax.lax.dot_general,
-        preferred_element_type=jnp.float32,
-        precision="highest" if q_ref.dtype == jnp.float32 else None,
-    )
-
     q = plt.load(q_ref.at[b, k, g[:, None], h[None, :]], mask=gh_ok, other=0)
     q_pos = q_pos_ref[b]
     first, end = span_ref[b, 0], span_ref[b, 1]
@@ -109,50 +96,79 @@ def _partial_kernel(
     begin = first + split * share
 
     def step(block, carry):
-        top, total, acc = carry
         slots = block * keys + jnp.arange(keys)
-        inside = slots < S
-        slots = jnp.minimum(slots, S - 1)
-        k_pos = k_pos_ref[b, slots]
-        seen = inside & (k_pos >= 0) & (k_pos <= q_pos)
+        k_pos = k_pos_ref[b, jnp.minimum(slots, S - 1)]
+        seen = (slots < S) & (k_pos >= 0) & (k_pos <= q_pos)
         if window is not None:
             seen &= q_pos - k_pos < window
-        ok = None if H == h.size else jnp.broadcast_to((h < H)[None, :], (keys, h.size))
-        zero = None if ok is None else 0
-        k_block = plt.load(k_ref.at[b, k, slots[:, None], h[None, :]], mask=ok, other=zero)
-        v_block = plt.load(v_ref.at[b, k, slots[:, None], h[None, :]], mask=ok, other=zero)
-        # What an unseen slot holds may be NaN, which a weight of zero would not silence.
-        v_block = jnp.where(seen[:, None], v_block, jnp.zeros_like(v_block))
-
-        scores = dot(q, k_block, (((1,), (1,)), ((), ()))) * (H**-0.5 * LOG2_E)
-        scores = jnp.where(seen[None, :], scores, -jnp.inf)
-        new_top = jnp.maximum(top, jnp.max(scores, axis=1))
-        shift = jnp.where(new_top == -jnp.inf, 0.0, new_top)  # nothing seen yet
-        old, p = jnp.exp2(top - shift), jnp.exp2(scores - shift[:, None])
-        acc = acc * old[:, None] + dot(p.astype(v_block.dtype), v_block, (((1,), (0,)), ((), ())))
-        return new_top, total * old + jnp.sum(p, axis=1), acc
+        return attend_block(q, k_ref, v_ref, (b, k), slots, seen, carry, H)
 
     top = jnp.full((g.size,), -jnp.inf, jnp.float32)
     total = jnp.zeros((g.size,), jnp.float32)
     acc = jnp.zeros((g.size, h.size), jnp.float32)
-    top, total, acc = jax.lax.fori_loop(
-        begin, jnp.minimum(begin + share, end), step, (top, total, acc)
-    )
+    carry = jax.lax.fori_loop(begin, jnp.minimum(begin + share, end), step, (top, total, acc))
+    finish(carry, sinks_ref, out_refs, (b, k), split, splits, G, H)
 
-    if splits == 1:
-        sinks = plt.load(sinks_ref.at[k, g], mask=g < G, other=0).astype(jnp.float32) * LOG2_E
-        final = jnp.maximum(top, sinks)
-        final = jnp.where(final == -jnp.inf, 0.0, final)
-        scale = jnp.exp2(top - final)
-        total = total * scale + jnp.exp2(sinks - final)
-        out = acc * (scale / jnp.where(total == 0, 1.0, total))[:, None]
-        (out_ref,) = out_refs
-        plt.store(out_ref.at[b, k, g[:, None], h[None, :]], out.astype(out_ref.dtype), mask=gh_ok)
-    else:
+
+def attend_block(q, k_ref, v_ref, bk, slots, seen, carry, H):
+    """One block of slots more in the softmax so far: (top [rows], total [rows], acc [rows, H])."""
+    top, total, acc = carry
+    h = jnp.arange(padded(H))
+    at = (*bk, jnp.minimum(slots, k_ref.shape[2] - 1)[:, None], h[None, :])
+    ok, zero = None, None
+    if H != h.size:
+        ok, zero = jnp.broadcast_to((h < H)[None, :], (slots.size, h.size)), 0
+    dot = functools.partial(
+        jax.lax.dot_general,
+        preferred_element_type=jnp.float32,
+        precision="highest" if q.dtype == jnp.float32 else None,
+    )
+    k_block = plt.load(k_ref.at[at], mask=ok, other=zero)
+    v_block = plt.load(v_ref.at[at], mask=ok, other=zero)
+    # What an unseen slot holds may be NaN, which a weight of zero would not silence.
+    v_block = jnp.where(seen[:, None], v_block, jnp.zeros_like(v_block))
+    scores = dot(q, k_block, (((1,), (1,)), ((), ()))) * (H**-0.5 * LOG2_E)
+    scores = jnp.where(seen[None, :], scores, -jnp.inf)
+    new_top = jnp.maximum(top, jnp.max(scores, axis=1))
+    shift = jnp.where(new_top == -jnp.inf, 0.0, new_top)  # nothing seen yet
+    old, p = jnp.exp2(top - shift), jnp.exp2(scores - shift[:, None])
+    acc = acc * old[:, None] + dot(p.astype(v_block.dtype), v_block, (((1,), (0,)), ((), ())))
+    return new_top, total * old + jnp.sum(p, axis=1), acc
+
+
+def finish(carry, sinks_ref, out_refs, bk, split, splits, G, H):
+    """Writes a split's state; the result itself, with the sink, where there is one split."""
+    top, total, acc = carry
+    g, h = jnp.arange(padded(G)), jnp.arange(padded(H))
+    gh = (g[:, None], h[None, :])
+    gh_ok = (g < G)[:, None] & (h < H)[None, :]
+    if splits > 1:
         acc_ref, top_ref, total_ref = out_refs
-        plt.store(acc_ref.at[b, k, split, g[:, None], h[None, :]], acc, mask=gh_ok)
-        plt.store(top_ref.at[b, k, split, g], top, mask=g < G)
-        plt.store(total_ref.at[b, k, split, g], total, mask=g < G)
+        plt.store(acc_ref.at[(*bk, split, *gh)], acc, mask=gh_ok)
+        plt.store(top_ref.at[(*bk, split, g)], top, mask=g < G)
+        plt.store(total_ref.at[(*bk, split, g)], total, mask=g < G)
+        return
+    sinks = plt.load(sinks_ref.at[bk[1], g], mask=g < G, other=0).astype(jnp.float32) * LOG2_E
+    final = jnp.maximum(top, sinks)
+    final = jnp.where(final == -jnp.inf, 0.0, final)
+    scale = jnp.exp2(top - final)
+    total = total * scale + jnp.exp2(sinks - final)
+    out = acc * (scale / jnp.where(total == 0, 1.0, total))[:, None]
+    (out_ref,) = out_refs
+    plt.store(out_ref.at[(*bk, *gh)], out.astype(out_ref.dtype), mask=gh_ok)
+
+
+def add_splits(parts, sinks_KG, whole: jax.ShapeDtypeStruct, *, interpret: bool = False):
+    """The splits' states added up in their order, and the sink: once, at the end."""
+    B, K, G, _ = whole.shape
+    return pl.pallas_call(
+        functools.partial(_sum_kernel, splits=parts[0].shape[2]),
+        grid=(G, K, B),
+        out_shape=whole,
+        compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
+        interpret=interpret,
+        name="attention_decode_sum",
+    )(*parts, sinks_KG)
 
 
 def _sum_kernel(acc_ref, top_ref, total_ref, sinks_ref, out_ref, *, splits):

@@ -58,3 +58,13 @@ def attention(
     seen_v_BTKSH = jnp.where(seen_BTS[:, :, None, :, None], v_BKSH_f32[:, None], 0.0)
     out_BTKGH = jnp.einsum("BTKGS,BTKSH->BTKGH", weights_BTKGS, seen_v_BTKSH, precision="highest")
     return out_BTKGH.astype(q_BTKGH.dtype)
+
+
+def turn(
+    x_BKMH: Float[Array, "B K M H"], cos_BC: Float[Array, "B C"], sin_BC: Float[Array, "B C"]
+) -> Float[Array, "B K M H"]:
+    """Turns channel i with channel i + H/2 by the row's angle, in float32."""
+    cos, sin = cos_BC[:, None, None], sin_BC[:, None, None]
+    first, second = jnp.split(x_BKMH.astype(jnp.float32), 2, axis=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(turned, axis=-1).astype(x_BKMH.dtype)
