@@ -29,7 +29,8 @@ class Chain(gj.GptOss):
 
     def hidden(self, tokens_BT, positions_BT, cache=None, **_):
         length_B = jnp.maximum(cache.length_B, positions_BT.max(axis=1) + 1)
-        return tokens_BT[..., None], dataclasses.replace(cache, length_B=length_B)
+        seen_BT = jnp.where(positions_BT >= 0, tokens_BT, 0)  # of padding a model makes anything
+        return seen_BT[..., None], dataclasses.replace(cache, length_B=length_B)
 
     def logits(self, x):
         return self.table_VV[...][x[..., 0]]
