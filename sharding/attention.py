@@ -50,3 +50,38 @@ def shard_attention(
         check_vma=False,
     )
     return run(*args)
+
+
+def shard_step(
+    attend: Callable[..., tuple[Array, Array, Array]],
+    qkv_BKMH: Float[Array, "B K M H"],
+    cos_BC: Float[Array, "B C"],
+    sin_BC: Float[Array, "B C"],
+    k_BKSH: Float[Array, "B K S H"],
+    v_BKSH: Float[Array, "B K S H"],
+    sinks_KG: Float[Array, "K G"],
+    q_pos_B: Int[Array, " B"],
+    k_pos_BS: Int[Array, "B S"],
+    slot_B: Int[Array, " B"],
+    *,
+    mesh: Mesh | None,
+) -> tuple[Float[Array, "B K G H"], Float[Array, "B K S H"], Float[Array, "B K S H"]]:
+    """As `shard_attention`, for `kernels.attention.append_and_attend`: one new token a row."""
+    args = (
+        qkv_BKMH, cos_BC, sin_BC, k_BKSH, v_BKSH, sinks_KG, q_pos_B, k_pos_BS, slot_B,
+    )  # fmt: skip
+    if mesh is None or mesh.size == 1:
+        return attend(*args)
+    rows, heads = batch_axis(qkv_BKMH.shape[0], mesh), heads_axes(qkv_BKMH.shape[1], mesh)
+    by_head = PartitionSpec(rows, heads, None, None)
+    by_row, row = PartitionSpec(rows, None), PartitionSpec(rows)
+    run = jax.shard_map(
+        attend,
+        mesh=mesh,
+        in_specs=(
+            by_head, by_row, by_row, by_head, by_head, PartitionSpec(heads, None), row, by_row, row,
+        ),  # fmt: skip
+        out_specs=(by_head, by_head, by_head),
+        check_vma=False,
+    )
+    return run(*args)

@@ -4,6 +4,7 @@ import functools
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import meshed
 import numpy as np
@@ -84,6 +85,17 @@ def test_the_command_says_it_once():
     assert code == code1 == 0, err + err1
     assert json.loads(out)["tokens"] == alone()
     assert out1 == ""
+
+
+def test_the_example_runs_on_two_hosts():
+    example = str(Path(__file__).parents[2] / "examples" / "multihost.py")
+    joined = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--process-id"]
+    model = ["--model", str(meshed.folder(layers=1)), "--mesh", "expert=2"]
+    program = [sys.executable, example, *model, "--max-new-tokens", "4", *joined]
+    (code, out, err, _), (code1, out1, err1, _) = run([[*program, str(i)] for i in (0, 1)])
+    assert code == code1 == 0, err + err1
+    assert "blocks.N.moe.experts.gate_up_blocks" in out and out.count(" -> '") == 2
+    assert [line for line in out1.splitlines() if not line.startswith("[Gloo]")] == []
 
 
 def test_a_shard_that_one_host_lacks_fails_everywhere_alike(tmp_path):

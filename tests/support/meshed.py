@@ -23,5 +23,5 @@ def folder(layers: int = NUMBERS.layers) -> Path:
     path = Path(tempfile.mkdtemp(prefix="meshed-"))
     numbers = NUMBERS.replace(layers=layers)
     weights = checkpoints.make_weights(numbers, seed=3)
-    checkpoints.write(path, numbers, weights, "mxfp4-sharded")
+    checkpoints.write(path, numbers, weights, "mxfp4-sharded", tokenizer=True)
     return path
