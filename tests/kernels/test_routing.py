@@ -1,0 +1,130 @@
+"""Choice of experts, and the schedule of tiles: pictures, ids that are not here, permutations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gptoss_jax.kernels import routing
+from gptoss_jax.kernels.routing import in_kernel
+
+BIG = 2**31 - 1
+
+
+def interpreted(logits, k):
+    return in_kernel.top_k(logits, k, interpret=True)
+
+
+@pytest.mark.parametrize("top_k", [routing.top_k, interpreted])
+def test_top_k_golden(top_k):
+    ids, weights = top_k(jnp.array([[2, 1, 0.5, 0, -1, -3]], jnp.float32), 4)
+    assert ids.tolist() == [[0, 1, 2, 3]]
+    np.testing.assert_allclose(
+        weights[0], [0.57925853, 0.2130973, 0.12925005, 0.07839412], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("top_k", [routing.top_k, interpreted])
+def test_top_k_ties_zeros_shifts_and_nan(top_k):
+    logits = jnp.array(
+        [
+            [1, 1, 1, 1, 1, 1],
+            [-0.0, 0, -0.0, 0, -5, -5],
+            [0, jnp.nan, 1, 2, 3, 4],
+            [512, 511, 510, 509, -64, -64],
+            [-50, -52, -51, -53, -60, -49],
+            [-jnp.inf, -jnp.inf, -jnp.inf, -jnp.inf, -jnp.inf, 0],
+        ],
+        jnp.float32,
+    )
+    ids, weights = map(np.asarray, top_k(logits, 4))
+    assert ids[0].tolist() == [0, 1, 2, 3] and ids[1].tolist() == [0, 1, 2, 3]
+    assert np.isnan(weights[2]).all() and (ids[2] >= 0).all() and (ids[2] < 6).all()
+    np.testing.assert_allclose(weights[3], [0.6439, 0.2369, 0.0871, 0.0321], atol=1e-4)
+    assert ids[4].tolist() == [5, 0, 2, 1]  # all negative: no padding lane wins
+    np.testing.assert_allclose(weights[5], [1, 0, 0, 0])
+    assert np.isfinite(weights[[0, 1, 3, 4, 5]]).all()
+    assert ids[5].tolist() == [5, 0, 1, 2]
+
+
+def test_top_k_forms_agree_and_refuse():
+    logits = jax.random.normal(jax.random.key(0), (300, 12))
+    ids, weights = routing.top_k(logits, 3)
+    ids2, weights2 = interpreted(logits, 3)
+    np.testing.assert_array_equal(ids, ids2)
+    np.testing.assert_allclose(weights, weights2, rtol=1e-6)
+    with pytest.raises(ValueError, match="12 experts"):
+        routing.top_k(logits, 13)
+    if jax.default_backend() != "gpu":
+        with pytest.raises(NotImplementedError, match="NVIDIA"):
+            routing.top_k(logits, 3, backend="triton")
+
+
+def drawn(tiles):
+    rows = [" ".join("." if r < 0 else str(r) for r in row) for row in np.asarray(tiles.row_TR)]
+    return [f"{e:2d}: {r}" for e, r in zip(np.asarray(tiles.expert_T), rows, strict=True)]
+
+
+def test_tiles_picture():
+    # Rows 0..5 are (token 0: experts 2, 0), (token 1: 2, 9), (token 2: 0, 2); expert 9 is not here.
+    ids = jnp.array([[2, 0], [2, 9], [0, 2]], jnp.int32)
+    tiles = routing.make_tiles(ids, 3, 2)
+    assert drawn(tiles) == [
+        " 0: 1 4",
+        " 2: 0 2",
+        " 2: 5 .",
+        "-1: . .",
+    ]
+    assert tiles.slot_NX.tolist() == [[2, 0], [3, -1], [1, 4]]
+
+
+def check(ids, experts, tile_rows, expert_T, size_T, row_TR, slot_NX):
+    """Every property of a schedule, from the definition."""
+    flat = np.asarray(ids).reshape(-1)
+    slot = np.asarray(slot_NX).reshape(-1)
+    row_TR = np.asarray(row_TR)
+    used = np.arange(tile_rows) < np.asarray(size_T)[:, None]
+    here = (flat >= 0) & (flat < experts)
+    assert sorted(row_TR[used].tolist()) == np.flatnonzero(here).tolist()
+    assert (slot[~here] == -1).all()
+    assert (row_TR.reshape(-1)[slot[here]] == np.flatnonzero(here)).all()
+    tile_of = slot[here] // tile_rows
+    assert (np.asarray(expert_T)[tile_of] == flat[here]).all()
+    assert (np.asarray(size_T)[np.asarray(expert_T) == -1] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "tokens, chosen, experts, tile_rows", [(9, 4, 6, 4), (70, 4, 6, 16), (1, 3, 5, 16)]
+)
+def test_schedules_hold_for_any_ids(tokens, chosen, experts, tile_rows):
+    rng = np.random.default_rng(tokens)
+    ids = rng.choice([-1, BIG, experts, -BIG, *range(experts)], (tokens, chosen))
+    ids = jnp.asarray(ids, jnp.int32)
+    tiles = routing.make_tiles(ids, experts, tile_rows)
+    size_T = (np.asarray(tiles.row_TR) >= 0).sum(axis=1)
+    check(ids, experts, tile_rows, tiles.expert_T, size_T, tiles.row_TR, tiles.slot_NX)
+    count = routing.bound(ids.size, experts, tile_rows)
+    expert_T, size_T, row_S, slot_M = in_kernel.make_tiles(
+        ids.reshape(-1), experts, tile_rows, count, interpret=True
+    )
+    row_TR = np.asarray(row_S)[: count * tile_rows].reshape(count, tile_rows)
+    check(ids, experts, tile_rows, expert_T, size_T, row_TR, slot_M)
+    np.testing.assert_array_equal(slot_M.reshape(ids.shape), tiles.slot_NX)
+    np.testing.assert_array_equal(expert_T, tiles.expert_T)
+
+
+def test_the_bound_is_enough_for_every_pattern_of_empty_experts():
+    for pattern in range(1, 32):
+        present = [e for e in range(5) if pattern >> e & 1]
+        ids = jnp.asarray(np.resize(present, (13, 2)), jnp.int32)
+        tiles = routing.make_tiles(ids, 5, 4)
+        size_T = (np.asarray(tiles.row_TR) >= 0).sum(axis=1)
+        check(ids, 5, 4, tiles.expert_T, size_T, tiles.row_TR, tiles.slot_NX)
+
+
+def test_combine_adds_in_order_and_skips():
+    rows = jnp.arange(8, dtype=jnp.float32).reshape(4, 2)
+    slots = jnp.array([[3, 0], [-1, 2], [-1, -1]], jnp.int32)
+    weights = jnp.array([[0.5, 2.0], [jnp.nan, 1.0], [jnp.nan, jnp.nan]], jnp.float32)
+    out = routing.combine(rows, slots, weights)
+    np.testing.assert_array_equal(out, [[3.0, 5.5], [4.0, 5.0], [0.0, 0.0]])
