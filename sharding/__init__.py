@@ -3,13 +3,13 @@
 make_mesh, parse_mesh, check_mesh      axes data, expert, tensor
 Rules, parameter_sharding, constrain   logical axes -> mesh axes
 dispatch                               tokens to their experts: all_reduce or all_to_all
-shard_attention                        attention over rows and heads
+shard_attention, shard_step            attention over rows and heads
 place                                  slices of files to the devices that hold them
 start, stop, together, say             several processes that run one program
 describe, draw, draw_load              what lives where
 """
 
-from gptoss_jax.sharding.attention import shard_attention
+from gptoss_jax.sharding.attention import shard_attention, shard_step
 from gptoss_jax.sharding.describe import (
     describe,
     draw,
@@ -67,6 +67,7 @@ __all__ = [
     "relayout",
     "say",
     "shard_attention",
+    "shard_step",
     "slices_here",
     "start",
     "stop",

@@ -79,7 +79,15 @@ def shard_step(
         attend,
         mesh=mesh,
         in_specs=(
-            by_head, by_row, by_row, by_head, by_head, PartitionSpec(heads, None), row, by_row, row,
+            by_head,
+            by_row,
+            by_row,
+            by_head,
+            by_head,
+            PartitionSpec(heads, None),
+            row,
+            by_row,
+            row,
         ),  # fmt: skip
         out_specs=(by_head, by_head, by_head),
         check_vma=False,

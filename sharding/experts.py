@@ -32,8 +32,8 @@ on its neighbours.
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+from functools import cache, partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,12 +41,13 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from gptoss_jax.kernels.expert_matmul import ExpertWeights
 from gptoss_jax.sharding.mesh import AXES, axis_sizes
 from gptoss_jax.sharding.rules import expert_specs, ffn_axis
 
 Dispatch = Literal["auto", "all_reduce", "all_to_all"]
 # (x_ND, ids_NX, weights_NX, experts) -> float32 [N, D] on one device; ids outside [0, e) skipped.
-Compute = Callable[[Array, Array, Array, Any], Array]
+Compute = Callable[[Array, Array, Array, ExpertWeights], Array]
 
 # Tokens of one row of data from which all_to_all is worth its exchanges; see docs/sharding.md.
 TOKENS_WORTH_SENDING = 2048
@@ -57,7 +58,7 @@ def dispatch(
     x_ND: Float[Array, "N D"],
     ids_NX: Int[Array, "N X"],
     weights_NX: Float[Array, "N X"],
-    experts,
+    experts: ExpertWeights,
     *,
     mesh: Mesh | None,
     compute: Compute,
@@ -66,10 +67,10 @@ def dispatch(
 ) -> Float[Array, "N D"]:
     """The mixture of experts of one layer, on a mesh or (mesh=None) on one device.
 
-    experts: an `ExpertWeights` whose leaves lead with E. compute: its local form, partial of
-    `kernels.expert_matmul` with out_dtype float32. how: "auto" is `choose`; where the mesh's expert
-    axis is 1 there is nothing to send and every choice is `all_reduce`. slots: C of `all_to_all`.
-    Returns x's dtype. Raises ValueError for an unknown `how` and where the mesh does not divide E.
+    compute: what one device does with its own experts, `kernels.expert_matmul` with out_dtype
+    float32 bound. how: "auto" is `choose`; where the mesh's expert axis is 1 there is nothing to
+    send and every choice is `all_reduce`. slots: C of `all_to_all`. Returns x's dtype.
+    Raises ValueError for an unknown `how` and where the mesh does not divide E.
     """
     if how not in ("auto", "all_reduce", "all_to_all"):
         raise ValueError(f"dispatch is 'auto', 'all_reduce' or 'all_to_all'; got {how!r}.")
@@ -99,7 +100,7 @@ def all_reduce(
     x_ND: Float[Array, "N D"],
     ids_NX: Int[Array, "N X"],
     weights_NX: Float[Array, "N X"],
-    experts,
+    experts: ExpertWeights,
     *,
     mesh: Mesh,
     compute: Compute,
@@ -131,7 +132,7 @@ def all_to_all(
     x_ND: Float[Array, "N D"],
     ids_NX: Int[Array, "N X"],
     weights_NX: Float[Array, "N X"],
-    experts,
+    experts: ExpertWeights,
     *,
     mesh: Mesh,
     compute: Compute,
@@ -206,23 +207,36 @@ def all_to_all(
     return run(*padded, *leaves)[:N]
 
 
-def relayout(experts, layout: str, mesh: Mesh | None = None):
+def relayout(
+    experts: ExpertWeights, layout: str, mesh: Mesh | None = None, *, donate: bool = False
+) -> ExpertWeights:
     """The experts of one layer in another packed layout, each device turning what it holds.
 
-    A shard is a whole layout of its own, so nothing travels. Donates: the experts given are gone.
+    A shard is a whole layout of its own, so nothing travels. Compiled once for all layers.
+    donate: the experts given are gone, and their memory is the new ones'.
     Raises ValueError for layouts that do not turn into each other.
     """
-    if mesh is None or mesh.size == 1:
-        return jax.jit(lambda w: w.to_layout(layout), donate_argnums=0)(experts)
-    leaves, specs, rebuild, _ = _place(experts, mesh)
-    turned = expert_specs(layout, experts.gate_up_bias.shape[1] // 2, mesh)
+    if layout == experts.layout:
+        return experts
+    mesh = None if mesh is None or mesh.size == 1 else mesh
+    turn = _turning(experts.layout, layout, experts.ffn, mesh, donate)
+    return ExpertWeights(layout=layout, **turn(experts.leaves()))
 
-    def local(*leaves):
-        return rebuild(leaves).to_layout(layout).leaves()
 
-    run = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=turned, check_vma=False)
-    donated = tuple(range(len(leaves)))
-    return type(experts)(layout=layout, **jax.jit(run, donate_argnums=donated)(*leaves))
+@cache
+def _turning(old: str, new: str, ffn: int, mesh: Mesh | None, donate: bool):
+    def turn(leaves):
+        return ExpertWeights(layout=old, **leaves).to_layout(new).leaves()
+
+    if mesh is not None:
+        turn = jax.shard_map(
+            turn,
+            mesh=mesh,
+            in_specs=(expert_specs(old, ffn, mesh),),
+            out_specs=expert_specs(new, ffn, mesh),
+            check_vma=False,
+        )
+    return jax.jit(turn, donate_argnums=0 if donate else ())
 
 
 def default_slots(tokens: int, chosen: int, ranks: int) -> int:
@@ -255,7 +269,7 @@ def _rounds(fullest: Array, slots: int) -> Array:
     return -(-fullest // slots)
 
 
-def _bias_once(experts, cut: bool):
+def _bias_once(experts: ExpertWeights, cut: bool) -> ExpertWeights:
     """Where the hidden rows are cut over tensor, each device adds a part of one sum: one bias."""
     if not cut:
         return experts
@@ -264,19 +278,19 @@ def _bias_once(experts, cut: bool):
     return dataclasses.replace(experts, down_bias=jnp.where(here, bias, jnp.zeros_like(bias)))
 
 
-def _place(experts, mesh):
+def _place(experts: ExpertWeights, mesh: Mesh):
     """Leaves of the experts, their specs, how to put them together, and whether F is cut.
 
     Raises ValueError where the mesh's expert axis does not divide E.
     """
-    E, P = experts.gate_up_bias.shape
+    E, F = experts.count, experts.ffn
     sizes = axis_sizes(mesh)
     if E % sizes["expert"]:
         raise ValueError(f"mesh axis expert={sizes['expert']} does not divide the {E} experts.")
-    by_name = expert_specs(experts.layout, P // 2, mesh)
+    by_name = expert_specs(experts.layout, F, mesh)
     named, structure = jax.tree_util.tree_flatten_with_path(experts)
     specs = [by_name[path[-1].name] for path, _ in named]
-    cut = sizes["tensor"] > 1 and ffn_axis(P // 2, mesh) is not None
+    cut = sizes["tensor"] > 1 and ffn_axis(F, mesh) is not None
     leaves = [leaf for _, leaf in named]
     return leaves, specs, partial(jax.tree_util.tree_unflatten, structure), cut
 
