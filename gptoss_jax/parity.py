@@ -6,6 +6,7 @@ peak memory is the larger of the two models, not their sum.
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -79,7 +80,8 @@ class Report:
             yield f"only the first {one.greedy_equal} of {len(one.greedy)} greedy ids are equal"
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"problems": self.problems}
+        """Everything, and `problems`. What is not finite becomes None: JSON has no NaN."""
+        return _finite(dataclasses.asdict(self) | {"problems": self.problems})
 
     def table(self) -> str:
         """One line a length, then one a layer at the longest length."""
@@ -115,6 +117,17 @@ class Report:
         lines += ["", "Differences are in units of the reference's standard deviation."]
         lines += [f"differs: {p}" for p in self.problems] or ["The two agree."]
         return "\n".join(lines)
+
+
+def _finite(value):
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case list():
+            return [_finite(v) for v in value]
+        case dict():
+            return {k: _finite(v) for k, v in value.items()}
+    return value
 
 
 def parity(

@@ -7,9 +7,11 @@ Both hold dense weights: four bytes a parameter in float32, two in bfloat16. tor
 a reference is opened, never before.
 """
 
+import contextlib
 import importlib
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -67,14 +69,15 @@ class Transformers:
         options = {}
         if getattr(config, "quantization_config", None) is not None:
             options["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
-        self.model, found = transformers.GptOssForCausalLM.from_pretrained(
-            folder,
-            dtype=getattr(self.torch, dtype),
-            attn_implementation="eager",
-            output_loading_info=True,
-            local_files_only=True,
-            **options,
-        )
+        with _quiet(transformers.utils.logging):
+            self.model, found = transformers.GptOssForCausalLM.from_pretrained(
+                folder,
+                dtype=getattr(self.torch, dtype),
+                attn_implementation="eager",
+                output_loading_info=True,
+                local_files_only=True,
+                **options,
+            )
         if wrong := {what: names for what, names in found.items() if names}:
             raise ValueError(f"transformers did not load {folder} completely: {wrong}")
         self.model = self.model.to(device).eval()
@@ -135,6 +138,21 @@ class OpenAI:
         """float32 [T, V], unmasked."""
         with self.torch.inference_mode():
             return _array(self.model(self.torch.tensor(list(tokens), device=self.device)))
+
+
+@contextlib.contextmanager
+def _quiet(logging: ModuleType) -> Iterator[None]:
+    """transformers without its progress bar where nobody watches, and without advice on kernels."""
+    bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
 
 
 class _Taps:

@@ -1,5 +1,6 @@
 """`gptoss_jax.parity`: what the report says of models that agree and of one that does not."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -56,6 +57,16 @@ def test_table_and_json(report):
     assert table.count("100.0%") == 2 + 2  # argmax of two lengths, experts of two layers
     assert "6/6" in table and table.endswith("The two agree.")
     assert json.loads(json.dumps(report.to_json()))["lengths"][1]["layers"][0]["router"] == 1
+
+
+def test_nan_is_a_problem_and_no_json(report):
+    one = report.lengths[0]
+    bad = dataclasses.replace(one.logits, max=float("nan"))
+    broken = dataclasses.replace(one, logits=bad, median=float("nan"))
+    spoilt = dataclasses.replace(report, lengths=[broken])
+    assert len(spoilt.problems) == 1 and "nan" in spoilt.problems[0]
+    text = json.dumps(spoilt.to_json(), allow_nan=False)
+    assert json.loads(text)["lengths"][0]["median"] is None
 
 
 @pytest.fixture(scope="module")
