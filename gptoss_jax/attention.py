@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Int
 from . import cache as caches
 from . import rope, sharding
 from .config import Config
-from .kernels.attention import attention
+from .kernels.attention import append_and_attend, attention
 from .kernels.linear import linear
-from .layers import RMSNorm, normal
+from .layers import RMSNorm, dense_backend, normal
 
 
 class Attention(nnx.Module):
@@ -63,20 +63,35 @@ class Attention(nnx.Module):
             eps=norm.eps,
             backend=dense,
         ).reshape(B, T, K, M, H)
-        turned_BTKMH = rope.rotate(qkv_BTKMH[:, :, :, :-1], *turn)
-        q_BTKGH, k_BTKH = turned_BTKMH[:, :, :, :-1], turned_BTKMH[:, :, :, -1]
-        v_BTKH = qkv_BTKMH[:, :, :, -1]
-
-        if past is None:
-            seen = kept = (k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2))
-            k_pos_BS = positions_BT
+        how = dict(window=self.window, backend=backend)
+        sinks_KG = self.sinks_KG[...]
+        if past is not None and T == 1:
+            out_BKGH, *kept = sharding.shard_step(
+                functools.partial(append_and_attend, **how),
+                qkv_BTKMH[:, 0],
+                *(t[:, 0] for t in turn),
+                past.k_BKSH,
+                past.v_BKSH,
+                sinks_KG,
+                positions_BT[:, 0],
+                past.new_pos_BS,
+                past.slot_BT[:, 0],
+                mesh=mesh,
+            )
+            out_BTKGH = out_BKGH[:, None]
         else:
-            kept = past.store(k_BTKH, v_BTKH)
-            seen, k_pos_BS = past.seen(kept, k_BTKH, v_BTKH, positions_BT)
-
-        attend = functools.partial(attention, window=self.window, backend=backend)
-        args = (q_BTKGH, *seen, self.sinks_KG[...], positions_BT, k_pos_BS)
-        out_BTKGH = sharding.shard_attention(attend, *args, mesh=mesh)
+            turned_BTKMH = rope.rotate(qkv_BTKMH[:, :, :, :-1], *turn)
+            q_BTKGH, k_BTKH = turned_BTKMH[:, :, :, :-1], turned_BTKMH[:, :, :, -1]
+            v_BTKH = qkv_BTKMH[:, :, :, -1]
+            if past is None:
+                seen = kept = (k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2))
+                k_pos_BS = positions_BT
+            else:
+                kept = past.store(k_BTKH, v_BTKH)
+                seen, k_pos_BS = past.seen(kept, k_BTKH, v_BTKH, positions_BT)
+            attend = functools.partial(attention, **how)
+            args = (q_BTKGH, *seen, sinks_KG, positions_BT, k_pos_BS)
+            out_BTKGH = sharding.shard_attention(attend, *args, mesh=mesh)
         x_BTD = linear(
             out_BTKGH.reshape(B, T, -1),
             self.out_DKGH[...].reshape(D, -1),
@@ -84,18 +99,7 @@ class Attention(nnx.Module):
             residual_O=x_BTD,
             backend=dense,
         )
-        return x_BTD, kept
-
-
-def dense_backend(mesh: Mesh | None, backend: str | None) -> str | None:
-    """How dense layers run where the model's kernels run by `backend`.
-
-    Over a mesh XLA partitions them, which it cannot do to a kernel of ours; and "triton" has dense
-    kernels for few rows only, so that it means: where they serve.
-    """
-    if mesh is not None and mesh.size > 1:
-        return "xla"
-    return backend if backend in ("reference", "xla") else None
+        return x_BTD, tuple(kept)
 
 
 @jax.tree_util.register_dataclass
@@ -118,12 +122,12 @@ class Past:
         )
 
     def seen(self, kept, k_BTKH, v_BTKH, positions_BT):
-        """Keys, values and their positions that this step's queries may look at.
+        """Keys, values and their positions that a chunk's queries may look at.
 
-        A chunk longer than one token may push out of a ring what its own first queries still see:
-        there the ring as it was and the chunk are seen side by side.
+        A chunk may push out of a ring what its own first queries still see: there the ring as it
+        was and the chunk are seen side by side.
         """
-        if not self.ring or positions_BT.shape[1] == 1:
+        if not self.ring:
             return kept, self.new_pos_BS
         side_by_side = [
             jnp.concatenate([old, new.swapaxes(1, 2).astype(old.dtype)], axis=2)

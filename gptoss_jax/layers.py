@@ -1,8 +1,9 @@
-"""What every part of the model uses: contraction with said precision, and RMSNorm."""
+"""What every part of the model uses: contraction with said precision, RMSNorm, and how to run."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from .config import Config
@@ -41,3 +42,14 @@ class RMSNorm(nnx.Module):
         mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(mean_square + jnp.float32(self.eps))
         return (wide * self.scale_D[...]).astype(x.dtype)
+
+
+def dense_backend(mesh: Mesh | None, backend: str | None) -> str | None:
+    """How dense layers run where the model's kernels run by `backend`.
+
+    Over a mesh XLA partitions them, which it cannot do to a kernel of ours; and "triton" has dense
+    kernels for few rows only, so that it means: where they serve.
+    """
+    if mesh is not None and mesh.size > 1:
+        return "xla"
+    return backend if backend in ("reference", "xla") else None

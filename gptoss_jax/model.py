@@ -129,16 +129,16 @@ class GptOss(nnx.Module):
             backend=self.backend,
         )
         after_attention = constrain(after_attention, self.mesh, "batch", None, None)
-        normed = block.moe_norm(after_attention)
-        out = block.moe(
-            normed,
+        x_BTD = block.moe(
+            after_attention,
+            block.moe_norm,
             positions_BT >= 0,
             mesh=self.mesh,
             backend=self.backend,
             dispatch=self.dispatch,
         )
-        x_BTD = constrain(after_attention + out, self.mesh, "batch", None, None)
-        return x_BTD, kv, {"after_attention": after_attention, "normed": normed, "after": x_BTD}
+        x_BTD = constrain(x_BTD, self.mesh, "batch", None, None)
+        return x_BTD, kv, {"after_attention": after_attention, "after": x_BTD}
 
     def logits(self, x_BTD: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """float32, from what `hidden` returned."""
@@ -212,14 +212,14 @@ def _trace(graph, state, tokens_BT):
     taps = []
     x_BTD, _ = model.hidden(tokens_BT, counted(tokens_BT), taps=taps)
     routed = [
-        block.moe.route(tap["normed"].reshape(-1, model.config.embed))
+        block.moe.route(tap["after_attention"].reshape(-1, model.config.embed), block.moe_norm)
         for block, tap in zip(model.blocks, taps, strict=True)
     ]
     shape = tokens_BT.shape
     return {
         "after_attention": [tap["after_attention"] for tap in taps],
         "after": [tap["after"] for tap in taps],
-        "router_logits": [logits.reshape(*shape, -1) for logits, _, _ in routed],
-        "router_ids": [ids.reshape(*shape, -1) for _, ids, _ in routed],
+        "router_logits": [logits.reshape(*shape, -1) for _, logits, _, _ in routed],
+        "router_ids": [ids.reshape(*shape, -1) for _, _, ids, _ in routed],
         "logits": model.logits(x_BTD),
     }

@@ -12,9 +12,10 @@ from jaxtyping import Array, Bool, Float
 from . import sharding
 from .config import Config
 from .kernels.expert_matmul import ExpertWeights, expert_matmul
+from .kernels.linear import norm_router
 from .kernels.mxfp4 import BLOCK
 from .kernels.routing import top_k
-from .layers import einsum, normal
+from .layers import RMSNorm, dense_backend, normal
 
 # Root mean square of the MXFP4 code book 0 .5 1 1.5 2 3 4 6, every code as likely.
 _CODE_RMS = math.sqrt(68.5 / 8)
@@ -75,27 +76,38 @@ class MoE(nnx.Module):
         self.router_bias_E = nnx.Param(jnp.zeros(config.experts, jnp.float32))
         self.experts = Experts(config, rngs=rngs, dtype=dtype, packed=packed)
 
-    def route(self, x_ND: Float[Array, "N D"]):
-        """float32 logits [N, E], the chosen ids int32 [N, X] and their weights float32 [N, X].
+    def route(self, x_ND: Float[Array, "N D"], norm: RMSNorm, backend: str | None = None):
+        """norm(x) [N, D], float32 logits [N, E], the chosen ids int32 [N, X], their weights [N, X].
 
         The references round these logits to bfloat16, which turns near ties into ties: with a bias
         of 512, 511, 510, 509 the weights become .46 .46 .06 .01 where float32 has .64 .24 .09 .03.
         """
-        logits_NE = einsum("ND,ED->NE", x_ND, self.router_ED[...]) + self.router_bias_E[...]
-        return logits_NE, *top_k(logits_NE, self.chosen)
+        normed_ND, logits_NE = norm_router(
+            x_ND,
+            norm.scale_D[...],
+            self.router_ED[...],
+            self.router_bias_E[...],
+            eps=norm.eps,
+            backend=backend,
+        )
+        return normed_ND, logits_NE, *top_k(logits_NE, self.chosen)
 
     def __call__(
         self,
         x_BTD: Float[Array, "B T D"],
+        norm: RMSNorm,
         live_BT: Bool[Array, "B T"],
         *,
         mesh: Mesh | None = None,
         backend: str | None = None,
         dispatch: str = "auto",
     ) -> Float[Array, "B T D"]:
-        """live: padding (False) is sent to no expert: its ids are -1 and its output is zero."""
+        """x + experts(norm(x)).
+
+        live: padding (False) is sent to no expert: its ids are -1, and nothing is added to it.
+        """
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
-        _, ids_NX, weights_NX = self.route(x_ND)
+        normed_ND, _, ids_NX, weights_NX = self.route(x_ND, norm, dense_backend(mesh, backend))
         ids_NX = jnp.where(live_BT.reshape(-1, 1), ids_NX, -1)
         compute = functools.partial(
             expert_matmul,
@@ -105,7 +117,7 @@ class MoE(nnx.Module):
             out_dtype=jnp.float32,  # partial sums over a mesh are rounded once, after the last
         )
         out_ND = sharding.dispatch(
-            x_ND,
+            normed_ND,
             ids_NX,
             weights_NX,
             self.experts.weights(),
@@ -113,4 +125,4 @@ class MoE(nnx.Module):
             compute=compute,
             how=dispatch,
         )
-        return out_ND.reshape(x_BTD.shape)
+        return x_BTD + out_ND.reshape(x_BTD.shape)

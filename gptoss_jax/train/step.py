@@ -58,8 +58,10 @@ class Network:
         live_N = batch["positions"].reshape(-1) >= 0
         balances = []
         for block, tap in zip(model.blocks, taps, strict=True):
-            normed = tap["normed"]
-            logits_NE, ids_NX, _ = block.moe.route(normed.reshape(-1, normed.shape[-1]))
+            x_BTD = tap["after_attention"]
+            _, logits_NE, ids_NX, _ = block.moe.route(
+                x_BTD.reshape(-1, x_BTD.shape[-1]), block.moe_norm
+            )
             balances.append(balance(logits_NE, ids_NX, live_N))
         mean = sum(balances) / len(balances)
         return loss + jnp.float32(aux) * mean, {"loss": loss, "aux": mean}
