@@ -51,6 +51,7 @@ def attention(
     t = max(1, scores_at_once // (B * K * G * S))
     if t >= T:
         return block(q_BTKGH, q_pos_BT)
+    t = -(-T // -(-T // t))  # as many blocks, all of about one size
     pad = -T % t
     q_BTKGH = jnp.pad(q_BTKGH, [(0, 0), (0, pad), (0, 0), (0, 0), (0, 0)])
     q_pos_BT = jnp.pad(q_pos_BT, [(0, 0), (0, pad)], constant_values=-1)

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .. import device
-from . import reference, tile, vector, xla
+from . import reference, router, tile, vector, xla
 
-__all__ = ["Backend", "linear"]
+__all__ = ["Backend", "linear", "norm_router"]
 
 Backend = Literal["reference", "xla", "triton", "mosaic"]
 MOST_VECTOR_ROWS = 4
@@ -78,6 +78,32 @@ def linear(
                 f"backend is None, 'reference', 'xla', 'triton' or 'mosaic'; got {name!r}."
             )
     return out_NO.reshape(*N, n_out)
+
+
+def norm_router(
+    x_D: Float[Array, "*N D"],
+    norm_D: Float[Array, " D"],
+    router_ED: Float[Array, "E D"],
+    bias_E: Float[Array, " E"],
+    *,
+    eps: float = 1e-5,
+    backend: Backend | None = None,
+) -> tuple[Float[Array, "*N D"], Float[Array, "*N E"]]:
+    """RMSNorm(x), rounded to x's dtype, and router . normed + bias in float32.
+
+    Products are exact or of float32 precision, never tf32: near ties decide who is chosen.
+    backend: as in `linear`.
+    """
+    *N, D = x_D.shape
+    x_ND = x_D.reshape(-1, D)
+    backend = backend or choose(x_ND)
+    if backend == "triton":
+        device.require_nvidia("the triton router")
+        normed_ND, logits_NE = router.norm_router(x_ND, norm_D, router_ED, bias_E, eps=eps)
+    else:
+        normed_ND = reference.rms_norm(x_ND, norm_D, eps)
+        logits_NE = reference.router(normed_ND, router_ED, bias_E)
+    return normed_ND.reshape(x_D.shape), logits_NE.reshape(*N, -1)
 
 
 def choose(x_NI: Float[Array, "N I"]) -> Backend:

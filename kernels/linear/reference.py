@@ -36,3 +36,18 @@ def rms_norm(
     wide = x_NI.astype(jnp.float32)
     wide *= jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * scale_I.astype(jnp.float32)).astype(x_NI.dtype)
+
+
+def router(
+    x_ND: Float[Array, "N D"], router_ED: Float[Array, "E D"], bias_E: Float[Array, " E"]
+) -> Float[Array, "N E"]:
+    """float32 logits; a bfloat16 product is exact in float32 and needs no more precision."""
+    wide = jnp.float32 in (x_ND.dtype, router_ED.dtype)
+    logits_NE = jnp.einsum(
+        "ND,ED->NE",
+        x_ND,
+        router_ED,
+        preferred_element_type=jnp.float32,
+        precision="highest" if wide else None,
+    )
+    return logits_NE + bias_E.astype(jnp.float32)
