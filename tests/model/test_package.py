@@ -8,7 +8,6 @@ import pytest
 
 import gptoss_jax as gj
 
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 

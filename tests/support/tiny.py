@@ -1,4 +1,4 @@
-"""Small configurations whose sizes never coincide, so that a mistaken axis cannot pass a shape check.
+"""Small configurations whose sizes never coincide: a mistaken axis cannot pass a shape check.
 
 In the real models K == G, H == K·G and D == F all hold, and hide such mistakes.
 """
