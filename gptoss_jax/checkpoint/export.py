@@ -29,6 +29,7 @@ from tqdm import tqdm
 from ..config import Config
 from ..kernels import mxfp4
 from ..model import GptOss
+from ..sharding import relayout
 from . import names
 from .config_json import config_to_hf, config_to_original, with_storage
 from .errors import CheckpointError
@@ -38,7 +39,6 @@ from .names import BLOCK, Fill
 from .parts import parts_of
 from .safetensors_file import nbytes, write_file
 from .stops import GENERATION, side_folder, tokens
-from .turn import as_stored
 from .values import Watch
 
 LAYOUT_OF: dict[str, str] = {"mxfp4": "hf-mxfp4", "bf16": "hf-bf16", "original": "original"}
@@ -135,7 +135,8 @@ def export_model(
 
     @functools.lru_cache(maxsize=1)
     def stored(n: int) -> dict[str, jax.Array]:
-        return as_stored(model.blocks[n].moe.experts.weights()).leaves()
+        weights = model.blocks[n].moe.experts.weights()
+        return relayout(weights, "checkpoint", model.mesh).leaves()
 
     def read(param: str, experts: slice) -> np.ndarray:
         inside = ".experts." in param

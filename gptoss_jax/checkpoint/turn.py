@@ -1,15 +1,12 @@
-"""Packed experts in the layout that a backend reads, and back in the checkpoint's."""
+"""Packed experts in the layout that a backend reads."""
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ..kernels.expert_matmul import ExpertWeights, layout_for
+from ..kernels.expert_matmul import layout_for
 from ..model import GptOss
-from ..sharding import expert_specs
+from ..sharding import relayout
 
 
 def check_backend(
@@ -43,27 +40,4 @@ def turn_experts(model: GptOss, backend: str) -> None:
         weights = block.moe.experts.weights()
         layout = layout_for(backend, weights)
         if layout != weights.layout:
-            turned = _turning(weights.layout, layout, weights.ffn, model.mesh)(weights)
-            block.moe.experts.replace(turned)
-
-
-def as_stored(weights: ExpertWeights) -> ExpertWeights:
-    """The same experts in the checkpoint's layout."""
-    return _turning(weights.layout, "checkpoint", weights.ffn, None)(weights)
-
-
-@functools.cache
-def _turning(old: str, new: str, ffn: int, mesh: Mesh | None):
-    """A compiled function; on a mesh each shard is turned by itself, without communication."""
-
-    def turn(weights: ExpertWeights) -> ExpertWeights:
-        return weights.to_layout(new)
-
-    if mesh is None:
-        return jax.jit(turn)
-    before, after = (
-        ExpertWeights(layout=layout, **expert_specs(layout, ffn, mesh)) for layout in (old, new)
-    )
-    return jax.jit(
-        jax.shard_map(turn, mesh=mesh, in_specs=(before,), out_specs=after, check_vma=False)
-    )
+            block.moe.experts.replace(relayout(weights, layout, model.mesh, donate=True))
