@@ -25,7 +25,7 @@ def losses(metrics: str | pathlib.Path, image: str | pathlib.Path) -> None:
     axes.plot(steps, values, color="0.75", linewidth=0.8, label="training")
     width = max(1, len(values) // 50)
     smooth = np.convolve(values, np.ones(width) / width, mode="valid")
-    axes.plot(steps[width - 1 :], smooth, color="tab:blue", label=f"mean of {width} steps")
+    axes.plot(steps[width - 1 :], smooth, color="tab:blue", label="running mean")
     if valid:
         axes.plot(*np.array(valid, float).T, "o-", color="tab:orange", label="held out")
     axes.set(xlabel="step", ylabel="cross entropy (nats a token)")

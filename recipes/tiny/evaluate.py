@@ -29,7 +29,7 @@ from gptoss_jax.text import Tokenizer, harmony
 from gptoss_jax.train import Batches, Documents
 from gptoss_jax.train.loss import cross_entropy
 
-MOST = 224  # tokens; the longest expected answer has about 150
+MOST = 192  # tokens; the longest expected answer has about 150
 BATCH = 256
 
 
@@ -66,10 +66,7 @@ def right(expected, said, stop) -> tuple[bool, bool]:
 
 
 def evaluate(model, tokenizer: Tokenizer, chats: Chats, kinds, *, n: int, seed=0, show=0):
-    """kind -> {"right", "stopped": shares, "n", "tokens": mean length of answers by reasoning}.
-
-    Greedy. No stop tokens are given: which one came first is part of what is measured.
-    """
+    """kind -> {"right", "stopped": shares, "n", "tokens": mean length of answers by reasoning}."""
     ends = {tokenizer.special[name]: name for name in ("<|return|>", "<|call|>", "<|endoftext|>")}
     asked = []
     for kind in kinds:
@@ -82,14 +79,7 @@ def evaluate(model, tokenizer: Tokenizer, chats: Chats, kinds, *, n: int, seed=0
     random.Random(seed).shuffle(asked)  # batches alike in length: one compilation
     answers = []
     for i in range(0, len(asked), BATCH):
-        got = gj.generate(
-            model,
-            [prompt for *_, prompt in asked[i : i + BATCH]],
-            max_new_tokens=MOST,
-            stop_tokens=(),
-            sampler=gj.Sampler(temperature=0.0),
-        )
-        answers += [until_stop(ids, ends) for ids in got.tokens]
+        answers += answered(model, [prompt for *_, prompt in asked[i : i + BATCH]], ends)
 
     rows = {kind: [] for kind in kinds}
     for (kind, reasoning, last, expected, _), ids in zip(asked, answers, strict=True):
@@ -112,11 +102,14 @@ def evaluate(model, tokenizer: Tokenizer, chats: Chats, kinds, *, n: int, seed=0
     }
 
 
-def until_stop(ids: list[int], ends) -> list[int]:
-    for i, id in enumerate(ids):
-        if id in ends:
-            return ids[: i + 1]
-    return ids
+def answered(model, prompts, ends, most=MOST) -> list[list[int]]:
+    """Greedy answers, each with the stop token that ended it, if one did."""
+    greedy = gj.Sampler(temperature=0.0)
+    got = gj.generate(model, prompts, max_new_tokens=most, stop_tokens=tuple(ends), sampler=greedy)
+    # generate leaves the stop token out; which one it was is part of what is measured.
+    whole = [[*prompt, *ids] for prompt, ids in zip(prompts, got.tokens, strict=True)]
+    last = gj.generate(model, whole, max_new_tokens=1, stop_tokens=(), sampler=greedy)
+    return [ids + end for ids, end in zip(got.tokens, last.tokens, strict=True)]
 
 
 def bits_per_byte(model, documents: Documents, tokenizer: Tokenizer, *, most=512) -> float:
