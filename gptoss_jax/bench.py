@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from . import buckets
@@ -28,6 +29,7 @@ from .kernels.bench import random_experts
 from .kernels.expert_matmul import layout_for
 from .model import GptOss
 from .sampling import Sampler, seed_words
+from .sharding import Rules, parameter_sharding
 
 STEPS = 32  # of one decode call, as `stream` makes them
 ROUNDS = 3
@@ -110,11 +112,12 @@ def run(
     batches: list[int] = (1,),
     contexts: list[int] = (1024,),
     plot: str | None = None,
+    mesh: Mesh | None = None,
 ) -> Report:
     """Measures every pair of batch and context, and prefill once a context.
 
     model: "tiny", "20b" or "120b" (random weights, packed experts), else what `load` takes.
-    plot: file for a picture of speed against the floor.
+    plot: file for a picture of speed against the floor. mesh: over which the model lies.
     Floors are those of one H200 whatever the device, so that reports can be compared.
 
     Raises ValueError for contexts that the model was not made for.
@@ -122,11 +125,11 @@ def run(
     start = time.perf_counter()
     known = {"20b": Config.gpt_oss_20b, "120b": Config.gpt_oss_120b}
     if model in known:
-        made = random_model(known[model]())
+        made = random_model(known[model](), mesh=mesh)
     else:
         from .checkpoint import load
 
-        made = load(model)
+        made = load(model, mesh=mesh)
     for context in contexts:
         if not 1 <= context <= made.config.max_context - 4 * STEPS:
             raise ValueError(
@@ -143,11 +146,16 @@ def run(
     return report
 
 
-def random_model(config: Config, *, backend: str | None = None) -> GptOss:
+def random_model(config: Config, *, backend: str | None = None, mesh: Mesh | None = None) -> GptOss:
     """bfloat16, packed experts in the layout that the backend reads, one layer at a time."""
     model = nnx.eval_shape(
         lambda: GptOss(
-            config, rngs=nnx.Rngs(0), dtype=jnp.bfloat16, experts="packed", backend=backend
+            config,
+            rngs=nnx.Rngs(0),
+            dtype=jnp.bfloat16,
+            experts="packed",
+            backend=backend,
+            mesh=mesh,
         )
     )
     layout = layout_for(backend)
@@ -158,7 +166,17 @@ def random_model(config: Config, *, backend: str | None = None) -> GptOss:
     make = jax.jit(lambda key: random_experts(key, problem))
     turn = jax.jit(lambda experts: experts.to_layout(layout), donate_argnums=0)
     for i, block in enumerate(model.blocks):
-        block.moe.experts.replace(turn(make(jax.random.key(i))))
+        experts = turn(make(jax.random.key(i)))
+        if mesh is not None:
+            path = f"blocks.{i}.moe.experts"
+            placed = {
+                name: jax.device_put(
+                    leaf, parameter_sharding(f"{path}.{name}", config, mesh, layout)
+                )
+                for name, leaf in experts.leaves().items()
+            }
+            experts = dataclasses.replace(experts, **placed)
+        block.moe.experts.replace(experts)
 
     state = nnx.to_flat_state(nnx.state(model, nnx.Param))
     filled = []
@@ -166,6 +184,9 @@ def random_model(config: Config, *, backend: str | None = None) -> GptOss:
         leaf = variable.get_value()
         if not isinstance(leaf, jax.Array):
             leaf = _random(jax.random.key(1000 + i), str(path[-1]), leaf.shape, leaf.dtype)
+            if mesh is not None:
+                name = ".".join(map(str, path))
+                leaf = jax.device_put(leaf, parameter_sharding(name, config, mesh, layout))
         filled.append((path, variable.replace(leaf)))
     nnx.update(model, nnx.from_flat_state(filled))
     return model
@@ -185,7 +206,7 @@ class Timed:
     """One model's compiled programs, run for the clock."""
 
     def __init__(self, model: GptOss):
-        self.config, self.dtype = model.config, model.dtype
+        self.config, self.dtype, self.mesh = model.config, model.dtype, model.mesh
         graph, state = nnx.split(model)
         self.leaves, tree = jax.tree.flatten(state)
         self.gpu = next(iter(self.leaves[0].devices())).platform == "gpu"
@@ -220,6 +241,11 @@ class Timed:
     def decode(self, batch: int, context: int) -> dict:
         """STEPS tokens a call for each row, the calls one behind the other."""
         cache = filled_cache(self.config, batch, self._slots(context), context, self.dtype)
+        if self.mesh is not None:
+            rules = Rules.fit(self.config, self.mesh)
+            cut = NamedSharding(self.mesh, rules.spec("batch", "kv_heads", "slots", "head"))
+            whole = NamedSharding(self.mesh, PartitionSpec())
+            cache = jax.tree.map(lambda x: jax.device_put(x, cut if x.ndim == 4 else whole), cache)
         held = [cache, self._rows(batch)]
         del cache
 
@@ -254,28 +280,26 @@ class Timed:
         return self.programs.decode(self.leaves, cache, rows, request, np.int32(n), self.plan, room)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def filled_cache(config: Config, batch: int, capacity: int, context: int, dtype) -> Cache:
     """Random keys and values of the positions 0 .. context - 1, where the model keeps them."""
 
     def kv(seed: int) -> tuple[Array, ...]:
+        slots = [config.window_of(i) or capacity for i in range(config.layers)]
+        heads, width = config.kv_heads, config.head_width
         return tuple(
-            jax.random.normal(
-                jax.random.key(seed + i),
-                (batch, config.kv_heads, config.window_of(i) or capacity, config.head_width),
-                dtype,
-            )
-            for i in range(config.layers)
+            _random(jax.random.key(seed + i), "", (batch, heads, slot, width), dtype)
+            for i, slot in enumerate(slots)
         )
 
-    slot = jnp.arange(capacity, dtype=jnp.int32)
-    ring = jnp.arange(config.window, dtype=jnp.int32)
+    slot = np.arange(capacity)
+    ring = np.arange(config.window)
     newest = context - 1 - (context - 1 - ring) % config.window  # negative where it is not full
+    full_pos, ring_pos = np.where(slot < context, slot, -1), np.maximum(newest, -1)
     return Cache(
         k=kv(0),
         v=kv(1000),
-        full_pos_BS=jnp.tile(jnp.where(slot < context, slot, -1), (batch, 1)),
-        ring_pos_BW=jnp.tile(jnp.maximum(newest, -1), (batch, 1)),
+        full_pos_BS=jnp.asarray(np.tile(full_pos, (batch, 1)), jnp.int32),
+        ring_pos_BW=jnp.asarray(np.tile(ring_pos, (batch, 1)), jnp.int32),
         length_B=jnp.full(batch, context, jnp.int32),
     )
 
