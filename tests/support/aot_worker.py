@@ -129,12 +129,15 @@ def main(task: dict):
     text, memory = compiled.as_text(), compiled.memory_analysis()
     names = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
     collectives = {name: re.findall(rf"= (.*?) {name}(?:-start)?\(", text) for name in names}
+    calls = [line for line in text.splitlines() if "custom-call(" in line]
+    kernels = [line for line in calls if "__gpu$xla.gpu.triton" in line]
+    e = config.experts // axes["expert"]
     print(
         json.dumps(
             {
                 "collectives": {name: shapes for name, shapes in collectives.items() if shapes},
-                "kernels": text.count("__gpu$xla.gpu.triton"),
-                "kernels_lowered": stable.count("__gpu$xla.gpu.triton"),
+                "kernels": len(kernels),
+                "on_local_experts": sum(f"u16[{e},2," in line for line in kernels),
                 "shard_maps": stable.count("sdy.manual_computation"),
                 "arguments": memory.argument_size_in_bytes,
                 "temporary": memory.temp_size_in_bytes,
