@@ -126,7 +126,10 @@ class Trainer:
 
     def _start(self, checkpoints: Checkpoints):
         """(state, step): from the newest checkpoint, else from the seed."""
-        state = initial(self.settings.model, self.settings.run.seed, self.transformation)
+        run = self.settings.run
+        # A run that goes on needs the shapes alone; its first weights may be gone.
+        start = run.start if checkpoints.latest() is None else None
+        state = initial(self.settings.model, run.seed, self.transformation, start)
         state = jax.device_put(state, self.everywhere)
         step = checkpoints.latest()
         if step is None:

@@ -41,6 +41,7 @@ class Run:
     folder: str
     steps: int
     seed: int = 0
+    start: str | None = None  # checkpoint to start from, as `load` takes it; None: random weights
     compute: str = "bfloat16"  # of activations and products; master weights are float32
     remat: bool = True
     quantise_from: int = -1  # step from which experts are rounded to MXFP4; -1: never
@@ -107,6 +108,9 @@ class Settings:
                 n: str(folder / v) for n in names if (v := getattr(parts[part], n)) is not None
             }
             parts[part] = dataclasses.replace(parts[part], **placed)
+        start = parts["run"].start
+        if start is not None and (folder / start).is_dir():  # else "tiny", or a name in a cache
+            parts["run"] = dataclasses.replace(parts["run"], start=str(folder / start))
         return cls(**parts)
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..checkpoint import load
 from ..config import Config
 from ..model import GptOss
 from . import optimizer
@@ -83,9 +84,18 @@ def named(path) -> str:
     return ".".join(key for key in keys if key != "value")
 
 
-def initial(config: Config, seed: int, transformation) -> dict:
-    """{"params", "optimizer", "step"} before the first step."""
-    model = GptOss(config, rngs=nnx.Rngs(seed), dtype=jnp.float32)
+def initial(config: Config, seed: int, transformation, start: str | None = None) -> dict:
+    """{"params", "optimizer", "step"} before the first step.
+
+    start: a checkpoint, whose weights are taken; else they are random, from the seed.
+    Raises ValueError where the checkpoint is of another architecture.
+    """
+    if start is None:
+        model = GptOss(config, rngs=nnx.Rngs(seed), dtype=jnp.float32)
+    else:
+        model = load(start, dtype=jnp.float32, experts="dense")
+        if differing := _differing(config, model.config):
+            raise ValueError(f"run.start {start} and [model] differ in {', '.join(differing)}.")
     leaves, _ = jax.tree_util.tree_flatten_with_path(nnx.state(model))
     params = {named(path): jnp.asarray(leaf, jnp.float32) for path, leaf in leaves}
     return {
@@ -93,6 +103,16 @@ def initial(config: Config, seed: int, transformation) -> dict:
         "optimizer": transformation.init(params),
         "step": jnp.zeros((), jnp.int32),
     }
+
+
+def _differing(config: Config, other: Config) -> list[str]:
+    """Fields that matter to what is computed."""
+    names = [f.name for f in dataclasses.fields(Config) if f.name not in ("eos", "pad")]
+    return [
+        f"{name} ({getattr(config, name)} here, {getattr(other, name)} there)"
+        for name in names
+        if getattr(config, name) != getattr(other, name)
+    ]
 
 
 def make_step(network: Network, settings: Settings, transformation):

@@ -67,7 +67,7 @@ class Chats:
         messages = []
         if rng.random() < 0.15:
             messages.append({"role": "developer", "content": rng.choice(INSTRUCTIONS)})
-        with_tools = kind == "tools" or (kind is None and rng.random() < 0.28)
+        with_tools = kind == "tools" or (kind is None and rng.random() < 0.38)
         if with_tools and (kind == "tools" or rng.random() < 0.9):
             talk = self.tools.conversation(rng, wanted)
             about["tools"] = talk["tools"]

@@ -203,6 +203,21 @@ def test_the_exported_model_is_the_trained_one(unbroken):
         run(write_run(folder, steps=STEPS, name="again.toml", run_export="out"), progress=False)
 
 
+def test_a_run_starts_from_a_checkpoint(unbroken, tmp_path):
+    folder, result = unbroken
+
+    changed = {"run_start": str(folder / "out"), "model_window": SMALL.window}
+    run_ = Trainer(Settings.load(write_run(tmp_path, steps=STEPS, **changed)))
+    state, step = run_._start(Checkpoints(tmp_path / "run" / "checkpoints", keep=1))
+    assert step == 0
+    for name, x in result.params.items():
+        stored = rounded(x) if is_expert_weight(name) else x.astype(jnp.bfloat16)
+        np.testing.assert_array_equal(state["params"][name], stored.astype(jnp.float32))
+    config = write_run(tmp_path, name="other.toml", **changed | {"model_window": 4})
+    with pytest.raises(ValueError, match=r"differ in window \(4 here, 5 there\)"):
+        run(config, progress=False)
+
+
 def test_a_progress_bar_with_loss_and_speed(unbroken, tmp_path, capfd):
     run(write_run(tmp_path, steps=STEPS), progress=True)
     shown = capfd.readouterr().err
