@@ -235,12 +235,13 @@ def renormalised(logits, k):
     return ids, weights / weights.sum(axis=-1, keepdims=True)
 
 
-def bias_not_in_selection(self, x):
-    plain = jnp.einsum("ND,ED->NE", x, self.router_ED[...])
+def bias_not_in_selection(self, x, norm, *_):
+    normed = norm(x)
+    plain = jnp.einsum("ND,ED->NE", normed, self.router_ED[...])
     logits = plain + self.router_bias_E[...]
     _, ids = jax.lax.top_k(plain, self.chosen)
     weights = jax.nn.softmax(jnp.take_along_axis(logits, ids, axis=-1), axis=-1)
-    return logits, ids, weights
+    return normed, logits, ids, weights
 
 
 def without_one(gate, up, *, limit, alpha):

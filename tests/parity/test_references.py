@@ -59,40 +59,58 @@ def test_layouts_hold_the_same_model(ours):
     tolerances.assert_logits(dense, packed)
 
 
+@pytest.fixture(scope="session")
+def prompts(tokens):
+    """One shorter than the window, one longer, one of five windows, in one batch."""
+    return [tokens[50:53], tokens[:20], tokens[100:141]]
+
+
 @pytest.mark.parametrize(
     "size, layout", [("tiny", "mxfp4"), ("square", "bf16"), ("tiny", "original")]
 )
-def test_48_greedy_tokens(size, layout, load, reference, tokens):
+def test_48_greedy_tokens(size, layout, load, reference, prompts):
     """The reference chooses each of our tokens when shown all that came before it."""
-    prompt = tokens[:20]
-    out = gj.generate(
-        load(size, layout), [prompt], max_new_tokens=48, sampler=GREEDY, stop_tokens=()
-    )
-    assert len(out.tokens[0]) == 48
-    logits = reference(size, layout).logits(prompt + out.tokens[0][:-1])[len(prompt) - 1 :]
-    assert logits.argmax(axis=-1).tolist() == out.tokens[0]
+    model = load(size, layout)
+    out = gj.generate(model, prompts, max_new_tokens=48, sampler=GREEDY, stop_tokens=())
+    for prompt, chosen in zip(prompts, out.tokens, strict=True):
+        assert len(chosen) == 48
+        logits = reference(size, layout).logits(prompt + chosen[:-1])[len(prompt) - 1 :]
+        assert logits.argmax(axis=-1).tolist() == chosen
 
 
-def test_48_greedy_tokens_of_transformers_generate(load, folder, tokens):
+def test_48_greedy_tokens_of_transformers_generate(load, reference, prompts):
     """The same through transformers' own loop and cache."""
-    need("torch", "transformers")
+    model = reference("tiny", "mxfp4").model
     import torch
     import transformers
 
-    model = transformers.GptOssForCausalLM.from_pretrained(
-        folder("tiny", "mxfp4"),
-        dtype=torch.float32,
-        attn_implementation="eager",
-        quantization_config=transformers.Mxfp4Config(dequantize=True),
-    )
-    model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0)
-    prompt = torch.tensor([tokens[:20]])
-    mask = torch.ones_like(prompt)
-    theirs = model.generate(prompt, attention_mask=mask, max_new_tokens=48)[0, 20:].tolist()
+    greedy = transformers.GenerationConfig(do_sample=False, pad_token_id=0, max_new_tokens=48)
+    model.generation_config = greedy  # without the checkpoint's stops
     out = gj.generate(
-        load("tiny", "mxfp4"), [tokens[:20]], max_new_tokens=48, sampler=GREEDY, stop_tokens=()
+        load("tiny", "mxfp4"), prompts, max_new_tokens=48, sampler=GREEDY, stop_tokens=()
     )
-    assert out.tokens == [theirs]
+    for prompt, ours in zip(prompts, out.tokens, strict=True):
+        ids = torch.tensor([prompt])
+        theirs = model.generate(ids, attention_mask=torch.ones_like(ids))
+        assert ours == theirs[0, len(prompt) :].tolist()
+
+
+def test_router_logits_that_bfloat16_would_tie(tmp_path):
+    """A float32 bias of 512, 511, 510, 509 keeps its order and weights in a bfloat16 model."""
+    numbers = TINY.replace(layers=1)
+    stored = make_weights(numbers)
+    name = "model.layers.0.mlp.router."
+    stored[name + "weight"] = 0 * stored[name + "weight"]
+    bias = np.full(numbers.experts, -64, np.float32)
+    bias[[7, 2, 9, 4]] = 512, 511, 510, 509
+    stored[name + "bias"] = bias
+    folder = write(tmp_path, numbers, stored, router_bias_float32=True)
+    model = gj.load(folder, allow_zero=True)
+    assert model.dtype == jnp.bfloat16
+    block = model.blocks[0]
+    *_, ids, weights = block.moe.route(jnp.ones((2, numbers.embed), jnp.bfloat16), block.moe_norm)
+    assert ids.tolist() == [[7, 2, 9, 4]] * 2
+    np.testing.assert_allclose(weights[0], [0.6439, 0.2369, 0.0871, 0.0321], atol=1e-4)
 
 
 @pytest.mark.parametrize("layout", ["mxfp4", "original"])
