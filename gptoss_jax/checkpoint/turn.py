@@ -40,4 +40,4 @@ def turn_experts(model: GptOss, backend: str) -> None:
         weights = block.moe.experts.weights()
         layout = layout_for(backend, weights)
         if layout != weights.layout:
-            block.moe.experts.replace(relayout(weights, layout, model.mesh, donate=True))
+            block.moe.experts.replace(relayout(weights, layout, model.mesh))
