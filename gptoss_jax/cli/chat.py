@@ -11,6 +11,7 @@ from .common import (
     model_options,
     sampling_options,
     say_json,
+    waited,
 )
 
 EFFORTS = ("low", "medium", "high")
@@ -145,7 +146,7 @@ class Talk:
         keywords["max_new_tokens"] = min(keywords["max_new_tokens"], left)
         parser = gj.harmony.Parser(self.tokenizer)
         tokens, finish = [], None
-        for step in gj.stream(self.model, ids, **keywords):
+        for step in waited(gj.stream(self.model, ids, **keywords)):
             finish = step.finish_reason
             if step.token is not None:
                 tokens.append(step.token)

@@ -6,7 +6,9 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
@@ -191,6 +193,41 @@ def sampling_options(*, max_new_tokens: int) -> Callable:
     return lambda command: _gathered(
         command, "sampling", SamplingOptions, SamplingOptions, *options
     )
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Says on a terminal's last line what is going on, from one second on."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done, start = threading.Event(), time.monotonic()
+
+    def tell():
+        while not done.wait(1):
+            sys.stderr.write(f"\r{what} {time.monotonic() - start:.0f} s ")
+            sys.stderr.flush()
+        if time.monotonic() - start >= 1:
+            sys.stderr.write("\r\x1b[K")  # to the line's beginning, and clear it
+            sys.stderr.flush()
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+
+
+def waited(steps: Iterable[Any]) -> Iterator[Any]:
+    """The same steps, with `waiting` until the first, which compiles and reads the prompt."""
+    steps = iter(steps)
+    with waiting("starting"):
+        first = next(steps, None)
+    if first is not None:
+        yield first
+    yield from steps
 
 
 def json_option(command: Callable) -> Callable:

@@ -12,6 +12,8 @@ from .common import (
     model_options,
     sampling_options,
     say_json,
+    waited,
+    waiting,
 )
 
 
@@ -72,7 +74,8 @@ def _run(prompts, how: ModelOptions, sampling: SamplingOptions, logprobs: bool, 
     keywords = sampling.keywords(len(rows))
 
     if as_json:
-        out = gj.generate(model, rows, logprobs=logprobs, **keywords)
+        with waiting("generating"):
+            out = gj.generate(model, rows, logprobs=logprobs, **keywords)
         texts = [None if tokenizer is None else tokenizer.decode(row) for row in out.tokens]
         result: dict[str, Any] = {
             "tokens": out.tokens,
@@ -84,9 +87,11 @@ def _run(prompts, how: ModelOptions, sampling: SamplingOptions, logprobs: bool, 
         if distributed.is_first():
             say_json(result)
     elif len(rows) == 1:
-        _show_as_it_comes(gj.stream(model, rows[0], **keywords), tokenizer)
+        _show_as_it_comes(waited(gj.stream(model, rows[0], **keywords)), tokenizer)
     else:
-        for row in gj.generate(model, rows, **keywords).tokens:
+        with waiting("generating"):
+            out = gj.generate(model, rows, **keywords)
+        for row in out.tokens:
             distributed.say(_written(row) if tokenizer is None else tokenizer.decode(row))
 
 

@@ -1,8 +1,11 @@
 """The command line through click's runner, on a tiny checkpoint in the published layout."""
 
+import io
 import json
 import re
 import shutil
+import sys
+import time
 
 import click
 import jax
@@ -12,7 +15,7 @@ from click.testing import CliRunner
 
 import gptoss_jax as gj
 from gptoss_jax import compile_cache
-from gptoss_jax.cli import COMMANDS, main
+from gptoss_jax.cli import COMMANDS, common, main
 
 SMALL = TINY.replace(layers=1, sliding=(False,), max_context=512)
 
@@ -302,6 +305,22 @@ def test_every_command_has_help(gptoss, name):
 
 def test_an_unknown_command_is_2(gptoss):
     bad(gptoss("serve"), 2, "serve")
+
+
+def test_a_terminal_is_told_what_takes_long_and_a_file_is_not(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def told(stream, seconds):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with common.waiting("reading"):
+            time.sleep(seconds)
+        return stream.getvalue()
+
+    assert told(Terminal(), 1.2) == "\rreading 1 s \r\x1b[K"
+    assert told(Terminal(), 0.05) == ""
+    assert told(io.StringIO(), 1.2) == ""
 
 
 # --- the compilation cache -----------------------------------------------------------------------
