@@ -95,7 +95,7 @@ def open_checkpoint(path) -> Checkpoint:
             found.problems.append(str(e))
     if not files.tensors:
         return found
-    found.layout = _layout(files.tensors)
+    found.layout = _layout(files)
     if found.layout is None:
         some = ", ".join(sorted(files.tensors)[:3])
         found.problems.append(f"these are not the tensors of a gpt-oss model: {some}, ...")
@@ -107,13 +107,17 @@ def open_checkpoint(path) -> Checkpoint:
     return found
 
 
-def _layout(tensors: dict[str, Any]) -> str | None:
+def _layout(files: Files) -> str | None:
     counts = {
-        layout: sum(bool(re.fullmatch(sign, name)) for name in tensors)
+        layout: sum(bool(re.fullmatch(sign, name)) for name in files.tensors)
         for layout, sign in _SIGNS.items()
     }
     best = max(counts, key=counts.__getitem__)
-    return best if counts[best] else None
+    if counts[best]:
+        return best
+    if any(name.startswith("model.layers.") for name in files.tensors):  # and no experts at all
+        return "hf-mxfp4" if files.config.get("quantization_config") else "hf-bf16"
+    return None
 
 
 def _foreign(files: Files) -> str | None:

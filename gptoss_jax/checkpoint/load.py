@@ -57,7 +57,7 @@ def load(
         raise ValueError(f"dispatch must be one of {get_args(Dispatch)}; got {dispatch!r}.")
     runs = check_backend(backend, dtype, experts, mesh)
     with together(mesh):
-        found = _opened(path, experts)
+        found = _opened(path, experts, backend)
         stop_tokens, text_vocab = tokens(found)
     packed = found.packed and experts != "dense"
     model = nnx.eval_shape(
@@ -79,13 +79,14 @@ def load(
     return model
 
 
-def _opened(path, experts: str | None) -> Checkpoint:
+def _opened(path, experts: str | None, backend: str | None) -> Checkpoint:
     found = open_checkpoint(path).require()
-    if experts == "packed" and not found.packed:
+    if not found.packed and (experts == "packed" or backend == "triton"):
+        wanted = "kept packed" if experts == "packed" else "read by backend 'triton'"
         raise CheckpointError(
             found.folder,
             [
-                "its experts are dense, so they cannot be kept packed; "
+                f"its experts are dense, so they cannot be {wanted}; "
                 f"`gptoss-jax export {path} FOLDER --format mxfp4` quantises them."
             ],
         )
@@ -150,9 +151,13 @@ def _decoded(stem: str, blocks: Part, scales: Part, dtype, found: Checkpoint, me
     if mesh is None:
         return _decode_each(jax.device_put(blocks[...]), jax.device_put(scales[...]), dtype)
     whole = NamedSharding(mesh, PartitionSpec("expert"))
-    final = parameter_sharding(stem, found.config, mesh, "dense")
-    decode = jax.jit(mxfp4.decode, static_argnums=2, out_shardings=final)
+    decode = _decoder(parameter_sharding(stem, found.config, mesh, "dense"))
     return decode(place(blocks, whole), place(scales, whole), dtype)
+
+
+@functools.cache
+def _decoder(final: NamedSharding):
+    return jax.jit(mxfp4.decode, static_argnums=2, out_shardings=final)
 
 
 @functools.partial(jax.jit, static_argnums=2)

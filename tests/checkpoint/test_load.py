@@ -369,6 +369,12 @@ def test_triton_takes_packed_bfloat16(tmp_path, monkeypatch, keywords):
         load(tmp_path / "nothing", backend="triton", **keywords)
 
 
+def test_triton_from_a_dense_checkpoint_says_how(folders, monkeypatch):
+    monkeypatch.setattr(turn, "layout_for", lambda backend, experts=None: "triton")
+    with pytest.raises(CheckpointError, match="read by backend 'triton'; .*--format mxfp4"):
+        load(folders["tiny", "bf16"], backend="triton")
+
+
 @pytest.mark.parametrize("keywords", [dict(backend="cuda"), dict(dispatch="ring")], ids=str)
 def test_unknown_choices(tmp_path, keywords):
     with pytest.raises(ValueError, match=f"{next(iter(keywords))} must be one of"):

@@ -68,6 +68,19 @@ def test_every_tensor(tmp_path, layout, mutate):
             assert name + "_old" in str(caught.value)
 
 
+@pytest.mark.parametrize("layout, leaf", [("mxfp4", "down_proj_scales"), ("bf16", "down_proj")])
+def test_no_experts_at_all(tmp_path, layout, leaf):
+    """Nothing is left that shows the layout but config.json."""
+
+    def change(tensors):
+        for name in [n for n in tensors if ".experts." in n]:
+            del tensors[name]
+
+    folder = edited.folder(tmp_path / "x", layout, change, weights=WEIGHTS)
+    with pytest.raises(CheckpointError, match=f"model.layers.0.mlp.experts.{leaf} is missing"):
+        load(folder)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_tensor_truncated(tmp_path, layout):
     """A download that stopped inside any tensor: all from there on are named."""
