@@ -173,3 +173,12 @@ def test_the_numbers_themselves():
     np.testing.assert_allclose(got, [expected])
     with pytest.raises(ValueError, match=r"\(2, 2\).*\(1, 2\)"):
         difference(a, b[:1])
+
+
+def test_a_missing_reference_fails_in_ci_and_skips_elsewhere(monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="no_such_package"):
+        need("no_such_package")
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match="no_such_package"):
+        need("json", "no_such_package")
