@@ -4,7 +4,6 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..config import Config
 from . import names
