@@ -31,9 +31,9 @@ def linear(
     norm_I: Float[Array, " I"] | None = None,
     eps: float = 1e-5,
     residual_NO: Float[Array, "N O"] | None = None,
-    rows: int = 8,
+    rows: int = 2,
     columns: int = 256,
-    warps: int = 4,
+    warps: int = 1,
     interpret: bool = False,
 ) -> Float[Array, "N O"]:
     """`rows` of the weight a program, `columns` a load (powers of two)."""
