@@ -3,11 +3,6 @@
 300 tokens with a window of 8, in every layout, with sizes that coincide (F = D) and that do not.
 """
 
-import json
-import subprocess
-import sys
-from importlib.util import find_spec
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +11,6 @@ import pytest
 import tolerances
 from checkpoints import TINY, decoded, make_weights, write
 from flax import nnx
-from needed import need
 
 import gptoss_jax as gj
 
@@ -156,13 +150,3 @@ def test_published_settings_of_rotary_positions_far_out(tmp_path):
         got = logits(state, jnp.asarray(ids, jnp.int32)[None], positions)[0]
         # float32 holds an angle near 131060 to 2**-7 of a radian: 2.5e-3 in cosine, as published.
         assert tolerances.logit_error(got, exact) < bound, start
-
-
-def test_transformers_does_not_take_our_folder_for_hugging_faces_kernels():
-    need("transformers")
-    code = (
-        "import gptoss_jax.kernels, json, transformers.utils as u;"
-        "print(json.dumps(u.is_kernels_available()))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(out.stdout) is (find_spec("kernels") is not None)
