@@ -22,7 +22,9 @@ INSTRUCTIONS = (
 class Chats:
     """Draws conversations: {"messages", "reasoning", "tools", "date"}, messages as plain dicts."""
 
-    def __init__(self, words: list[str]):
+    def __init__(self, words: list[str], with_tools: float = 0.28):
+        """with_tools: share of conversations in which tools are offered."""
+        self.with_tools = with_tools
         self.words, self.tools = Words(words), Tools(words)
         self.talk = Talk(words, CITIES + PEOPLE)
         w, t = self.words, self.talk
@@ -67,7 +69,7 @@ class Chats:
         messages = []
         if rng.random() < 0.15:
             messages.append({"role": "developer", "content": rng.choice(INSTRUCTIONS)})
-        with_tools = kind == "tools" or (kind is None and rng.random() < 0.38)
+        with_tools = kind == "tools" or (kind is None and rng.random() < self.with_tools)
         if with_tools and (kind == "tools" or rng.random() < 0.9):
             talk = self.tools.conversation(rng, wanted)
             about["tools"] = talk["tools"]

