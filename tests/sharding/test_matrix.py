@@ -97,6 +97,29 @@ def test_bfloat16_chooses_alike_where_the_choice_is_clear():
     assert np.median(row_difference(many, one)) < BFLOAT16_ROW * spread(one)
 
 
+def test_gradients_are_those_of_one_device():
+    def gradients(mesh):
+        model = load(mesh, "all_reduce", "dense")
+        graph, state = nnx.split(model)
+
+        @jax.jit
+        def grad(state, tokens_BT):
+            def loss(state):
+                logits = nnx.merge(graph, state)(tokens_BT)
+                return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[..., 7])
+
+            return jax.grad(loss)(state)
+
+        return grad(state, jnp.asarray(meshed.TOKENS[:, :7], jnp.int32))
+
+    one, many = gradients(None), gradients("data=2,expert=2,tensor=2")
+    named, _ = jax.tree_util.tree_flatten_with_path(one)
+    for (path, a), b in zip(named, jax.tree.leaves(many), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        error = np.abs(a - b).max() / np.abs(a).max()
+        assert error < 20 * MESHED, (jax.tree_util.keystr(path), error)
+
+
 def test_parameters_are_really_cut():
     mesh = "data=2,expert=2,tensor=2"
     model = load(mesh)
