@@ -2,7 +2,7 @@
 
 import click
 
-from .common import compilation_cache_option, json_option, say_json, use_compilation_cache
+from .common import Where, json_option, say_json, where_options
 
 
 def _numbers(ctx, param, text: str) -> list[int]:
@@ -17,18 +17,22 @@ def _numbers(ctx, param, text: str) -> list[int]:
 @click.option("--batch", "batches", callback=_numbers, default="1", show_default=True)
 @click.option("--context", "contexts", callback=_numbers, default="1024", show_default=True)
 @click.option("--plot", metavar="FILE", help="Also draw speed against the floor.")
-@compilation_cache_option
+@where_options
 @json_option
-def command(model: str, batches, contexts, plot: str | None, compilation_cache, as_json: bool):
+def command(model: str, batches, contexts, plot: str | None, where: Where, as_json: bool):
     """Measure decoding and prefill; 20b and 120b have random weights of the published shapes.
 
     --batch and --context take lists: every pair is measured.
     """
-    use_compilation_cache(compilation_cache)
-    from gptoss_jax import bench
+    with where.running() as mesh:
+        from gptoss_jax import bench
+        from gptoss_jax.sharding import distributed
 
-    report = bench.run(model, batches=batches, contexts=contexts, plot=plot)
-    if as_json:
-        say_json(report.to_json())
-    else:
-        click.echo(str(report))
+        first = distributed.is_first()
+        report = bench.run(
+            model, batches=batches, contexts=contexts, plot=plot if first else None, mesh=mesh
+        )
+        if first and as_json:
+            say_json(report.to_json())
+        elif first:
+            click.echo(str(report))

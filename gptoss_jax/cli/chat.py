@@ -7,11 +7,13 @@ import click
 from .common import (
     ModelOptions,
     SamplingOptions,
+    Where,
     json_option,
     model_options,
     sampling_options,
     say_json,
     waited,
+    where_options,
 )
 
 EFFORTS = ("low", "medium", "high")
@@ -21,6 +23,7 @@ _HELP = "/reasoning low|medium|high, /reset forgets the conversation, /quit (or 
 @click.command("chat")
 @click.argument("prompt", required=False)
 @model_options
+@where_options
 @click.option("--reasoning", type=click.Choice(EFFORTS), default="medium", show_default=True)
 @click.option("--system", metavar="TEXT", help="Instructions that hold for the conversation.")
 @sampling_options(max_new_tokens=1024)
@@ -30,6 +33,7 @@ def command(
     reasoning: str,
     system: str | None,
     how: ModelOptions,
+    where: Where,
     sampling: SamplingOptions,
     as_json: bool,
 ):
@@ -40,10 +44,10 @@ def command(
     """
     if as_json and prompt is None:
         raise click.UsageError("--json answers one PROMPT.")
-    if prompt is None and (how.distributed or how.coordinator):
+    if prompt is None and where.several:
         raise click.UsageError("several processes answer one PROMPT; they cannot share a keyboard.")
-    with how.running():
-        talk = Talk(how, sampling, reasoning, system)
+    with where.running() as mesh:
+        talk = Talk(how, mesh, sampling, reasoning, system)
         if prompt is None:
             talk.interactive()
         else:
@@ -53,11 +57,11 @@ def command(
 class Talk:
     """A model, its tokenizer, and the messages so far."""
 
-    def __init__(self, how: ModelOptions, sampling: SamplingOptions, reasoning, system):
+    def __init__(self, how: ModelOptions, mesh, sampling: SamplingOptions, reasoning, system):
         import gptoss_jax as gj
 
         self.tokenizer = gj.Tokenizer.load(how.model)
-        self.model = how.load()
+        self.model = how.load(mesh)
         self.sampling, self.reasoning, self.system = sampling, reasoning, system
         self.messages: list = []
         self.reset()

@@ -14,7 +14,44 @@ from typing import Any
 import click
 
 DTYPES = ("bfloat16", "float32")
+BACKENDS = ("xla", "triton", "mosaic", "reference")
 CACHE_VARIABLE = "GPTOSS_COMPILATION_CACHE"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Where:
+    """What `where_options` collects: on which devices of which processes, and the cache."""
+
+    mesh: dict[str, int] | None
+    distributed: bool
+    coordinator: str | None
+    processes: int | None
+    process_id: int | None
+    compilation_cache: str | None
+
+    @property
+    def several(self) -> bool:
+        """Whether other processes are to be joined."""
+        return self.distributed or self.coordinator is not None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Any]:
+        """Turns the compilation cache on, joins the other processes, and gives the mesh or None."""
+        import gptoss_jax as gj
+        from gptoss_jax.sharding import distributed
+
+        use_compilation_cache(self.compilation_cache)
+        if self.several:
+            _keep_stdout()
+        distributed.start(
+            detect=self.distributed,
+            coordinator=self.coordinator,
+            processes=self.processes,
+            process_id=self.process_id,
+        )
+        yield gj.make_mesh(**self.mesh) if self.mesh else None
+        if self.several:
+            distributed.stop()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,44 +62,20 @@ class ModelOptions:
     dtype: str
     experts: str | None
     backend: str | None
-    mesh: dict[str, int] | None
     dispatch: str
-    distributed: bool
-    coordinator: str | None
-    processes: int | None
-    process_id: int | None
-    compilation_cache: str | None
 
-    def load(self):
-        """The model, on its mesh. Inside `running`."""
+    def load(self, mesh):
+        """The model, on the mesh of `Where.running`."""
         import gptoss_jax as gj
 
         return gj.load(
             self.model,
-            mesh=gj.make_mesh(**self.mesh) if self.mesh else None,
+            mesh=mesh,
             dtype=self.dtype,
             experts=self.experts,
             backend=self.backend,
             dispatch=self.dispatch,
         )
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Turns the compilation cache on, and joins the other processes where asked to."""
-        from gptoss_jax.sharding import distributed
-
-        use_compilation_cache(self.compilation_cache)
-        if self.distributed or self.coordinator:
-            _keep_stdout()
-        joined = distributed.start(
-            detect=self.distributed,
-            coordinator=self.coordinator,
-            processes=self.processes,
-            process_id=self.process_id,
-        )
-        yield
-        if joined:
-            distributed.stop()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,20 +107,19 @@ class SamplingOptions:
         }
 
 
-def use_compilation_cache(where: str | None) -> None:
-    """None is the user's cache folder; "off", "none", "0" and "" use none."""
-    if where is not None and where.strip().lower() in ("off", "none", "0", ""):
-        return
-    import gptoss_jax as gj
-
-    gj.enable_compilation_cache(where)
-
-
 def _keep_stdout() -> None:
     """Leaves stdout to us: Gloo, which joins processes on CPUs, reports its connections there."""
     ours = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding)
     os.dup2(2, 1)
     sys.stdout = ours
+
+
+def use_compilation_cache(where: str | None) -> None:
+    """None or "" is the user's cache folder; "off", "none" and "0" use none."""
+    if (where or "").strip().lower() not in ("off", "none", "0"):
+        import gptoss_jax as gj
+
+        gj.enable_compilation_cache(where or None)
 
 
 def compilation_cache_option(command: Callable) -> Callable:
@@ -120,30 +132,15 @@ def compilation_cache_option(command: Callable) -> Callable:
     )(command)
 
 
-def model_options(command: Callable) -> Callable:
-    """Adds the options and passes them on as one argument `how: ModelOptions`."""
+def where_options(command: Callable) -> Callable:
+    """Adds the options and passes them on as one argument `where: Where`."""
     return _gathered(
         command,
-        "how",
-        ModelOptions,
-        _model_options,
-        click.option("--model", default="tiny", show_default=True, metavar="tiny|PATH|NAME"),
-        click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True),
-        click.option(
-            "--experts",
-            type=click.Choice(("packed", "dense")),
-            help="Keep MXFP4 experts packed, or decode them; default: as stored.",
-        ),
-        click.option("--backend", type=click.Choice(("xla", "triton", "mosaic", "reference"))),
+        "where",
+        Where,
+        _where,
         click.option(
             "--mesh", callback=_mesh, metavar="data=2,expert=4", help="Axes data, expert, tensor."
-        ),
-        click.option(
-            "--dispatch",
-            type=click.Choice(("auto", "all_reduce", "all_to_all")),
-            default="auto",
-            show_default=True,
-            help="How tokens reach experts on other devices.",
         ),
         click.option(
             "--distributed", is_flag=True, help="Join the processes of SLURM or Open MPI."
@@ -152,6 +149,31 @@ def model_options(command: Callable) -> Callable:
         click.option("--processes", type=click.IntRange(min=1), metavar="N"),
         click.option("--process-id", type=click.IntRange(min=0), metavar="I"),
         compilation_cache_option,
+    )
+
+
+def model_options(command: Callable) -> Callable:
+    """Adds the options and passes them on as one argument `how: ModelOptions`."""
+    return _gathered(
+        command,
+        "how",
+        ModelOptions,
+        ModelOptions,
+        click.option("--model", default="tiny", show_default=True, metavar="tiny|PATH|NAME"),
+        click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True),
+        click.option(
+            "--experts",
+            type=click.Choice(("packed", "dense")),
+            help="Keep MXFP4 experts packed, or decode them; default: as stored.",
+        ),
+        click.option("--backend", type=click.Choice(BACKENDS)),
+        click.option(
+            "--dispatch",
+            type=click.Choice(("auto", "all_reduce", "all_to_all")),
+            default="auto",
+            show_default=True,
+            help="How tokens reach experts on other devices.",
+        ),
     )
 
 
@@ -254,19 +276,20 @@ def _gathered(
     return with_one
 
 
-def _model_options(**given) -> ModelOptions:
+def _where(**given) -> Where:
     """Raises UsageError for what cannot go together."""
-    triple = [given["coordinator"], given["processes"], given["process_id"]]
+    where = Where(**given)
+    triple = [where.coordinator, where.processes, where.process_id]
     if any(part is not None for part in triple):
         if None in triple:
             raise click.UsageError("--coordinator, --processes and --process-id go together.")
-        if given["distributed"]:
+        if where.distributed:
             raise click.UsageError("give either --distributed or --coordinator, not both.")
-        if given["process_id"] >= given["processes"]:
+        if where.process_id >= where.processes:
             raise click.UsageError("--process-id counts from 0 to --processes minus 1.")
-    if (given["distributed"] or given["coordinator"]) and not given["mesh"]:
+    if where.several and not where.mesh:
         raise click.UsageError("several processes need --mesh, which says how they share a model.")
-    return ModelOptions(**given)
+    return where
 
 
 def _mesh(ctx, param, text: str | None) -> dict[str, int] | None:

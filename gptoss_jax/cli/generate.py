@@ -8,12 +8,14 @@ import click
 from .common import (
     ModelOptions,
     SamplingOptions,
+    Where,
     json_option,
     model_options,
     sampling_options,
     say_json,
     waited,
     waiting,
+    where_options,
 )
 
 
@@ -30,6 +32,7 @@ def _ids(ctx, param, texts: tuple[str, ...]) -> list[list[int]]:
 @click.command("generate")
 @click.argument("prompt", required=False)
 @model_options
+@where_options
 @click.option(
     "--ids", multiple=True, callback=_ids, metavar="1,2,3", help="Token ids; repeat for a batch."
 )
@@ -47,6 +50,7 @@ def command(
     ids: list[list[int]],
     source: str | None,
     how: ModelOptions,
+    where: Where,
     sampling: SamplingOptions,
     logprobs: bool,
     as_json: bool,
@@ -60,17 +64,17 @@ def command(
     if source is not None:
         prompts = _read(source)
 
-    with how.running():
-        _run(prompts, how, sampling, logprobs, as_json)
+    with where.running() as mesh:
+        _run(prompts, how, mesh, sampling, logprobs, as_json)
 
 
-def _run(prompts, how: ModelOptions, sampling: SamplingOptions, logprobs: bool, as_json: bool):
+def _run(prompts, how: ModelOptions, mesh, sampling: SamplingOptions, logprobs, as_json):
     import gptoss_jax as gj
     from gptoss_jax.sharding import distributed
 
     tokenizer = _tokenizer(how.model, needed=any(isinstance(p, str) for p in prompts))
     rows = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
-    model = how.load()
+    model = how.load(mesh)
     keywords = sampling.keywords(len(rows))
 
     if as_json:

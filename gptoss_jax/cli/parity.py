@@ -2,7 +2,7 @@
 
 import click
 
-from .common import DTYPES, compilation_cache_option, json_option, say_json, use_compilation_cache
+from .common import BACKENDS, DTYPES, Where, json_option, say_json, where_options
 
 
 @click.command("parity")
@@ -11,24 +11,27 @@ from .common import DTYPES, compilation_cache_option, json_option, say_json, use
 @click.option("--new-tokens", type=click.IntRange(min=0), default=16, show_default=True)
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 @click.option("--experts", type=click.Choice(("packed", "dense")))
-@click.option("--backend", type=click.Choice(("xla", "triton", "mosaic", "reference")))
+@click.option("--backend", type=click.Choice(BACKENDS))
 @click.option("--device", default="cpu", show_default=True, help="The reference's, for torch.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random tokens.")
-@compilation_cache_option
+@where_options
 @json_option
-def command(path: str, lengths: tuple[int, ...], as_json: bool, compilation_cache, **how):
+def command(path: str, lengths: tuple[int, ...], where: Where, as_json: bool, **how):
     """Compare the checkpoint at PATH (default: tiny) with PyTorch's model.
 
     The reference is transformers for Hugging Face's layouts, OpenAI's own model for original/.
     Exit code 1 where the two differ by more than rounding.
     """
-    use_compilation_cache(compilation_cache)
-    from gptoss_jax.parity import parity
+    with where.running() as mesh:
+        from gptoss_jax.parity import parity
+        from gptoss_jax.sharding import distributed
 
-    report = parity(path, lengths=lengths or None, **how)
-    if as_json:
-        say_json(report.to_json())
-    else:
-        click.echo(report.table())
+        if mesh is not None:
+            how["mesh"] = mesh
+        report = parity(path, lengths=lengths or None, **how)
+        if distributed.is_first() and as_json:
+            say_json(report.to_json())
+        elif distributed.is_first():
+            click.echo(report.table())
     if report.problems:
         raise ValueError(f"{path} differs from {report.reference}: {report.problems[0]}")

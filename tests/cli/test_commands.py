@@ -14,7 +14,7 @@ from checkpoints import CALL, ENDOFTEXT, RETURN, TINY, make
 from click.testing import CliRunner
 
 import gptoss_jax as gj
-from gptoss_jax import compile_cache
+from gptoss_jax import bench, compile_cache, parity
 from gptoss_jax.cli import COMMANDS, common, main
 
 SMALL = TINY.replace(layers=1, sliding=(False,), max_context=512)
@@ -294,6 +294,41 @@ def test_parity_and_train_name_what_is_missing(gptoss, tmp_path):
     bad(gptoss("parity", tmp_path / "none"), 1, "none")
     bad(gptoss("train", tmp_path / "none.toml"), 1, "none.toml")
     bad(gptoss("train"), 2, "CONFIG.toml")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_bench_and_parity_pass_their_options_on(gptoss, monkeypatch, as_json):
+    calls = []
+
+    class Report:
+        problems = ()
+
+        def __init__(self, *args, **keywords):
+            calls.append((args, keywords))
+
+        def to_json(self):
+            return {"rows": [1]}
+
+        def __str__(self):
+            return "a table"
+
+        table = __str__
+
+    monkeypatch.setattr(bench, "run", Report)
+    monkeypatch.setattr(parity, "parity", Report)
+    common_flags = ["--mesh", "expert=2"] + (["--json"] if as_json else [])
+    flags = ["--model", "20b", "--batch", "1,8", "--context", "1024", "--plot", "a.png"]
+    first = ok(gptoss("bench", *flags, *common_flags))
+    flags = ["--length", 3, "--length", 9, "--dtype", "bfloat16", "--backend", "xla"]
+    second = ok(gptoss("parity", "some/folder", *flags, *common_flags))
+    shown = '{"rows": [1]}\n' if as_json else "a table\n"
+    assert (first.stdout, second.stdout) == (shown, shown)
+    (args, keywords), (path, how) = calls
+    assert keywords.pop("mesh").shape == how.pop("mesh").shape == dict(data=1, expert=2, tensor=1)
+    assert args == ("20b",) and path == ("some/folder",)
+    assert keywords == {"batches": [1, 8], "contexts": [1024], "plot": "a.png"}
+    assert how["lengths"] == (3, 9) and how["dtype"] == "bfloat16" and how["backend"] == "xla"
+    bad(gptoss("bench", "--batch", "1,x"), 2, "1,x")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
