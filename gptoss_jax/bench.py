@@ -321,7 +321,7 @@ def _row(what, batch, context, tokens, ms, floor_ms, first_call_s) -> dict:
         "context": context,
         "tokens_per_s": round(tokens / ms * 1e3, 1),
         "ms": round(ms, 4),
-        "floor_ms": round(floor_ms, 4),
+        "floor_ms": float(f"{floor_ms:.4g}"),
         "floor_percent": round(100 * floor_ms / ms, 1),
         "first_call_s": round(first_call_s, 2),
     }
