@@ -65,7 +65,7 @@ def test_prefill_floor(name, tokens, ms):
 
 def test_a_filled_cache_lies_as_the_model_keeps_it():
     cache = bench.filled_cache(SMALL, 3, 64, 13, jnp.bfloat16)
-    empty = jax.eval_shape(lambda: make(SMALL, 3, 64))
+    empty = make(SMALL, 3, 64)
     assert jax.tree.structure(cache) == jax.tree.structure(empty)
     for mine, model in zip(jax.tree.leaves(cache), jax.tree.leaves(empty), strict=True):
         assert (mine.shape, mine.dtype) == (model.shape, model.dtype)
@@ -80,19 +80,18 @@ def test_a_filled_cache_lies_as_the_model_keeps_it():
 
 def test_run(monkeypatch, tmp_path):
     monkeypatch.setattr(bench.Config, "gpt_oss_20b", lambda: SMALL)
-    report = bench.run("20b", batches=[1, 2], contexts=[40], plot=str(tmp_path / "speed.png"))
+    report = bench.run("20b", batches=[2], contexts=[40], plot=str(tmp_path / "speed.png"))
     assert (tmp_path / "speed.png").stat().st_size > 10_000
     out = report.to_json()
     assert [(r["what"], r["batch"]) for r in out["rows"]] == [
         ("prefill", 1),
-        ("decode", 1),
         ("decode", 2),
     ]
     for row in out["rows"]:
         tokens = row["batch"] if row["what"] == "decode" else 40
         assert row["tokens_per_s"] == pytest.approx(tokens / row["ms"] * 1e3, rel=0.01)
     assert out["rows"][0]["first_token_ms"] > 0
-    assert str(report).count("decode") == 2
+    assert str(report).count("decode") == 1
     with pytest.raises(ValueError, match="context must lie in 1..272; got 300"):
         bench.run("20b", contexts=[300])
 
