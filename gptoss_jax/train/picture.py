@@ -6,8 +6,9 @@ import pathlib
 import numpy as np
 
 
-def losses(metrics: str | pathlib.Path, image: str | pathlib.Path) -> None:
-    """Draws every step's loss, their running mean, and the held-out losses. No line, no picture."""
+def losses(metrics: str | pathlib.Path, image: str | pathlib.Path | None = None):
+    """A matplotlib Figure of every step's loss, their running mean, and the held-out losses, saved
+    as `image` if that is given. None, and no file, where metrics.jsonl has no loss yet."""
     from matplotlib.figure import Figure  # imported here: half a second that inference need not pay
 
     train, valid = [], []
@@ -18,7 +19,7 @@ def losses(metrics: str | pathlib.Path, image: str | pathlib.Path) -> None:
         if "valid_loss" in record:
             valid.append((record["step"], record["valid_loss"]))
     if not train:
-        return
+        return None
     steps, values = np.array(train, float).T
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -33,4 +34,6 @@ def losses(metrics: str | pathlib.Path, image: str | pathlib.Path) -> None:
         axes.set_yscale("log")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(image, dpi=110)
+    if image is not None:
+        figure.savefig(image, dpi=110)
+    return figure

@@ -78,3 +78,20 @@ def tables(**changed) -> dict:
         "run": {"folder": "x", "steps": 1},
         **changed,
     }
+
+
+def test_loss_picture(tmp_path):
+    from gptoss_jax.train import picture
+
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "valid_loss": 2.0}\n')
+    assert picture.losses(file, tmp_path / "loss.png") is None
+    assert not (tmp_path / "loss.png").exists()
+    file.write_text(
+        '{"step": 1, "loss": 4.0}\n{"step": 2, "loss": null}\n{"step": 2, "valid_loss": 3.0}\n'
+        '{"step": 3, "loss": 2.0}\n'
+    )
+    axes = picture.losses(file).axes[0]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert drawn["training"] == [[1, 4], [3, 2]]
+    assert drawn["held out"] == [[2, 3]]
