@@ -3,11 +3,13 @@
 A time is that of one whole MoE layer after the router's matmul: top-k, schedule, both matmuls,
 SwiGLU, combine. Several layers with weights of their own run in rotation inside one compiled
 program, weights being its arguments: an L2 of 60 MB keeps nothing of them. Beside it: packed bytes
-of the experts hit a second, FLOP a second, the share of the floor, the XLA form, and the error of a
-few rows against float64.
+of the experts hit a second, FLOP a second, the share of the floor, the XLA form, and the error of
+one row against float64.
 """
 
 import argparse
+import concurrent.futures
+import dataclasses
 import datetime
 import functools
 import json
@@ -20,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import shapes
-from .expert_matmul import ExpertWeights, expert_matmul, layout_for
-from .expert_matmul.triton import Plan
+from .expert_matmul import ExpertWeights, expert_matmul, layout_for, triton
 from .mxfp4 import MAGNITUDES
 from .routing import top_k
 
 LIMIT, ALPHA = 7.0, 1.702
+MOST_ERROR = 4e-3  # bfloat16 hidden values and result; measured 1.6e-3
 CALLS = {"20b": 24, "120b": 12}  # layers in one compiled program
 LAYERS = {"20b": 6, "120b": 3}  # of them distinct: 2.5 and 5 GB
 
@@ -49,48 +51,37 @@ def random_experts(key: jax.Array, problem: shapes.Experts) -> ExpertWeights:
     )
 
 
-def _float64(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Decoded by table, sharing nothing with the library."""
-    table = np.array([*MAGNITUDES, *(-m for m in MAGNITUDES)])
+def _decoded(experts: ExpertWeights, name: str, expert: int) -> np.ndarray:
+    """float32 [out, in], exact, by table: shares nothing with the library."""
+    table = np.array([*MAGNITUDES, *(-m for m in MAGNITUDES)], np.float32)
+    blocks = np.asarray(getattr(experts, f"{name}_blocks")[expert])
+    scales = np.asarray(getattr(experts, f"{name}_scales")[expert])
     codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
-    values = table[codes] * 2.0 ** (scales.astype(np.float64)[..., None] - 127)
-    return values.reshape(*scales.shape[:-1], -1)
+    values = table[codes] * np.exp2(scales.astype(np.float32) - 127)[..., None]
+    return values.reshape(len(scales), -1)
 
 
-def expected(x_ND, ids_NX, weights_NX, experts: ExpertWeights, rows: list[int]) -> np.ndarray:
-    """float64 results of some rows, the hidden values rounded to bfloat16 as the kernels do."""
-    x_ND, ids_NX, weights_NX = (np.asarray(a) for a in (x_ND, ids_NX, weights_NX))
-    out = np.zeros((len(rows), experts.embed))
-    for i, n in enumerate(rows):
-        for x, e in enumerate(ids_NX[n]):
-            one = {k: np.asarray(v[int(e)]) for k, v in experts.leaves().items()}
-            h = _float64(one["gate_up_blocks"], one["gate_up_scales"]) @ x_ND[n].astype(np.float64)
-            h = h + one["gate_up_bias"].astype(np.float64)
-            gate, up = np.minimum(h[0::2], LIMIT), np.clip(h[1::2], -LIMIT, LIMIT)
-            h = (gate / (1 + np.exp(-ALPHA * gate)) * (up + 1)).astype(x_ND.dtype)
-            y = _float64(one["down_blocks"], one["down_scales"]) @ h.astype(np.float64)
-            out[i] += weights_NX[n, x] * (y + one["down_bias"].astype(np.float64))
+def expected(x_D, ids_X, weights_X, experts: ExpertWeights) -> np.ndarray:
+    """One row's result in float64, the hidden values rounded to x's dtype as the kernels do."""
+    x_D, out = np.asarray(x_D), 0.0
+    for weight, e in zip(np.asarray(weights_X), np.asarray(ids_X).tolist(), strict=True):
+        gate_up_bias, down_bias = (
+            np.asarray(bias[e]).astype(np.float64)
+            for bias in (experts.gate_up_bias, experts.down_bias)
+        )
+        h = _decoded(experts, "gate_up", e) @ x_D.astype(np.float64) + gate_up_bias
+        gate, up = np.minimum(h[0::2], LIMIT), np.clip(h[1::2], -LIMIT, LIMIT)
+        h = (gate / (1 + np.exp(-ALPHA * gate)) * (up + 1)).astype(x_D.dtype)
+        out = out + weight * (_decoded(experts, "down", e) @ h.astype(np.float64) + down_bias)
     return out
 
 
 def _layer(x_ND, logits_NE, experts, *, chosen, backend, plan=None):
-    ids_NX, weights_NX = top_k(logits_NE, chosen)
+    chosen = top_k(logits_NE, chosen)
+    how = dict(limit=LIMIT, alpha=ALPHA, out_dtype=x_ND.dtype)
     if plan is not None:
-        from .expert_matmul import triton
-
-        return triton.expert_matmul(
-            x_ND,
-            ids_NX,
-            weights_NX,
-            experts,
-            limit=LIMIT,
-            alpha=ALPHA,
-            out_dtype=x_ND.dtype,
-            plan=plan,
-        )
-    return expert_matmul(
-        x_ND, ids_NX, weights_NX, experts, limit=LIMIT, alpha=ALPHA, backend=backend
-    )
+        return triton.expert_matmul(x_ND, *chosen, experts, plan=plan, **how)
+    return expert_matmul(x_ND, *chosen, experts, backend=backend, **how)
 
 
 @functools.cache
@@ -121,7 +112,7 @@ def _problem_inputs(problem: shapes.Experts, layers: int):
     return x_ND, [jax.random.normal(k, shape, jnp.float32) for k in keys[1:]]
 
 
-def compiled_layers(problem: shapes.Experts, backend: str, plan: Plan | None = None):
+def compiled_layers(problem: shapes.Experts, backend: str, plan: triton.Plan | None = None):
     """A compiled program of several layers in rotation, its arguments, and how many calls it is."""
     host, layers = _inputs(problem.model, layout_for(backend))
     x_ND, logits = _problem_inputs(problem, len(layers))
@@ -139,15 +130,25 @@ def compiled_layers(problem: shapes.Experts, backend: str, plan: Plan | None = N
     return jax.jit(run).lower(*args).compile(), args, calls
 
 
-def measure(problem: shapes.Experts, backend: str, plan: Plan | None = None) -> dict:
+@functools.cache
+def _row_in_float64(problem: shapes.Experts, layout: str) -> np.ndarray:
+    host, layers = _inputs(problem.model, layout)
+    x_ND, logits = _problem_inputs(problem, len(layers))
+    ids_NX, weights_NX = top_k(logits[0], problem.chosen)
+    return expected(x_ND[-1], ids_NX[-1], weights_NX[-1], host)
+
+
+def _error(problem: shapes.Experts, backend: str, compiled, args) -> float:
+    """Relative, of the first layer's last row against float64."""
+    want = _row_in_float64(problem, layout_for(backend))
+    got = np.asarray(compiled(*args)[0][-1]).astype(np.float64)
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def measure(problem: shapes.Experts, backend: str, plan: triton.Plan | None = None) -> dict:
     """One row of the table, as a dict."""
     compiled, args, calls = compiled_layers(problem, backend, plan)
-    x_ND, logits, _ = args
     us = time_us(compiled, args, calls)
-    rows = sorted({0, problem.tokens // 2})
-    ids_NX, weights_NX = top_k(logits[0], problem.chosen)
-    want = expected(x_ND, ids_NX, weights_NX, _inputs(problem.model, layout_for(backend))[0], rows)
-    got = np.asarray(compiled(*args)[0])[rows].astype(np.float64)
     return {
         "op": "experts",
         "shape": problem.name,
@@ -157,8 +158,79 @@ def measure(problem: shapes.Experts, backend: str, plan: Plan | None = None) -> 
         "floor_percent": round(100 * problem.floor_us() / us, 1),
         "tb_per_s": round(problem.weight_bytes() / us * 1e-6, 3),
         "tflop_per_s": round(problem.flop() / us * 1e-6, 1),
-        "relative_error": float(np.linalg.norm(got - want) / np.linalg.norm(want)),
+        "relative_error": _error(problem, backend, compiled, args),
     }
+
+
+def candidates(problem: shapes.Experts) -> list[triton.Plan]:
+    """Plans worth trying at a number of tokens; the heuristic's first."""
+    plan, shape = triton.Plan, triton.Shape
+    first = triton.heuristic(
+        problem.tokens, problem.chosen, problem.experts, jax.devices()[0].device_kind
+    )
+    found = [first]
+    mean = problem.tokens * problem.chosen / problem.experts
+    if problem.tokens <= 8:  # too few programs to keep a GPU reading: split K of both
+        for gate_split, down_split in ((1, 4), (2, 4), (3, 6), (4, 4)):
+            for depth in (dict(groups=8, lanes=4, stages=3), dict(groups=4, lanes=8, stages=4)):
+                found.append(
+                    plan(
+                        rows=8,
+                        direct=problem.tokens <= 2,
+                        gate_up=shape(split=gate_split, **depth),
+                        down=shape(split=down_split, **depth),
+                    )
+                )
+    elif mean <= 32:
+        for rows in (8, 16, 32):
+            for groups, lanes, stages in ((8, 4, 3), (8, 8, 3), (4, 8, 4), (4, 8, 3)):
+                few = shape(groups=groups, lanes=lanes, stages=stages)
+                found.append(plan(rows=rows, direct=False, gate_up=few, down=few))
+    else:
+        for rows in (32, 64, 128):
+            for cols, warps, groups, stages in (
+                (64, 4, 4, 2),
+                (64, 4, 2, 3),
+                (64, 4, 2, 4),
+                (128, 8, 4, 3),
+                (128, 8, 2, 4),
+            ):
+                many = shape(cols=cols, warps=warps, groups=groups, lanes=8, stages=stages)
+                for order in ("chunked", "joined"):
+                    found.append(
+                        plan(rows=rows, direct=False, gate_up=many, down=many, order=order)
+                    )
+    return list(dict.fromkeys(found))
+
+
+def explore(problem: shapes.Experts, threads: int = 12) -> dict | None:
+    """The fastest candidate whose numbers are right, in the form of kernels/tuned, or None.
+
+    Every configuration is checked: one that Triton lays out badly gives garbage at full speed.
+    """
+
+    def build(plan):
+        try:
+            return compiled_layers(problem, "triton", plan)
+        except Exception as error:  # too much shared memory, or a shape the compiler refuses
+            return error
+
+    plans = candidates(problem)
+    _inputs(problem.model, layout_for("triton"))
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        built = list(pool.map(build, plans))
+    best = None
+    for plan, program in zip(plans, built, strict=True):
+        if isinstance(program, Exception):
+            print(f"  {plan}: {str(program)[:100]}", flush=True)
+            continue
+        compiled, args, calls = program
+        error = _error(problem, "triton", compiled, args)
+        us = time_us(compiled, args, calls, rounds=5)
+        print(f"  {us:9.1f} us, error {error:.1e}: {plan}", flush=True)
+        if error < MOST_ERROR and (best is None or us < best["us"]):
+            best = dataclasses.asdict(plan) | {"us": round(us, 1), "source": "chain"}
+    return best
 
 
 def header() -> dict:
@@ -179,15 +251,25 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", choices=["20b", "120b"], help="one model only")
     parser.add_argument("--tokens", help="comma-separated numbers of tokens")
     parser.add_argument("--no-xla", action="store_true", help="leave out the XLA form beside it")
+    parser.add_argument(
+        "--explore", metavar="FILE", help="try candidate plans, write the best as kernels/tuned"
+    )
     options = parser.parse_args(argv)
     wanted = {int(n) for n in options.tokens.split(",")} if options.tokens else shapes.TOKENS
     backend = "triton" if layout_for().startswith("triton") else "xla"
-    rows = []
+    rows, plans = [], {}
     print(f"{'shape':>10} {'us':>9} {'floor':>7} {'%':>5} {'TB/s':>6} {'TFLOP/s':>8} {'xla us':>9}")
     for problem in shapes.EXPERTS:
         if problem.tokens not in wanted or options.model not in (None, problem.model):
             continue
-        row = measure(problem, backend)
+        plan = None
+        if options.explore and (best := explore(problem)):
+            key = f"{problem.embed},{problem.ffn},{problem.experts},{problem.chosen}"
+            plans.setdefault(key, {})[str(problem.tokens)] = best
+            plan = triton.plan_from(best)
+            with open(options.explore, "w") as file:  # again each time: a run may be cut short
+                json.dump(header() | {"plans": plans}, file, indent=1)
+        row = measure(problem, backend, plan)
         if backend != "xla" and not options.no_xla:
             compiled, args, calls = compiled_layers(problem, "xla")
             row["xla_us"] = round(time_us(compiled, args, calls, rounds=3), 1)
@@ -198,9 +280,9 @@ def main(argv: list[str] | None = None) -> None:
             f" {row.get('xla_us', '-'):>9}  error {row['relative_error']:.1e}",
             flush=True,
         )
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(header() | {"rows": rows}, file, indent=1)
+        if options.json:
+            with open(options.json, "w") as file:
+                json.dump(header() | {"rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

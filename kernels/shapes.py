@@ -34,7 +34,7 @@ class Experts:
 
     def flop(self) -> float:
         """Of both matmuls, without padding."""
-        return 2 * self.tokens * self.chosen * 3 * self.embed * self.ffn
+        return 2.0 * self.tokens * self.chosen * 3 * self.embed * self.ffn
 
     def floor_us(self) -> float:
         """No faster than reading the weights, nor than the tensor cores."""

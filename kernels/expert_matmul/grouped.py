@@ -52,49 +52,65 @@ def _call(body, *, name, grid, out_shape, warps, stages, interpret):
         )
 
 
-# Activations of large batches are stored in chunks of 8 values, the 4 by 4 chunks of 128 values
-# transposed: a dot's tile of them is then a run of 64 bytes, not 16 bytes of every 64 (L2 moves
-# sectors of 32, so half of what it moved was thrown away; it is what a large batch waits for).
+# The order of activations in memory. "natural" is column order. Large batches permute them, so that
+# a dot's tile of them is a long run (in natural order it is 16 bytes of every 64, and L2 moves
+# sectors of 32: half of what it moved was thrown away):
+#   "chunked"  in 128 columns, the 4 by 4 chunks of 8 transposed: a run for each place of a lane
+#   "joined"   in 32 columns, 4 by 8 transposed: the four places of a lane next to each other, for
+#              one dot over all of them
 CHUNKED = PLACES * BLOCK
 
 
-def chunked_width(width: int) -> int:
-    """The width of activations in chunked order: whole blocks of 128."""
-    return -(-width // CHUNKED) * CHUNKED
+def ordered_width(width: int, order: str) -> int:
+    """The width of activations in an order: whole blocks of 128 where chunked."""
+    return -(-width // CHUNKED) * CHUNKED if order == "chunked" else width
 
 
-def to_chunked(x_ND: Array) -> Array:
-    """Value 128 i + 32 g + 8 p + j moves to 128 i + 32 p + 8 g + j. Its own inverse."""
+def to_order(x_ND: Array, order: str) -> Array:
+    """Activations in an order.
+
+    chunked: value 128 i + 32 g + 8 p + j moves to 128 i + 32 p + 8 g + j, its own inverse
+    joined: value 32 g + 8 p + j moves to 32 g + 4 j + p
+    """
     rows, width = x_ND.shape
-    x_ND = jnp.pad(x_ND, ((0, 0), (0, chunked_width(width) - width)))
-    x = x_ND.reshape(rows, -1, PLACES, PLACES, LANES)
-    return jnp.swapaxes(x, 2, 3).reshape(rows, -1)
+    if order == "chunked":
+        x_ND = jnp.pad(x_ND, ((0, 0), (0, ordered_width(width, order) - width)))
+        x = x_ND.reshape(rows, -1, PLACES, PLACES, LANES)
+        return jnp.swapaxes(x, 2, 3).reshape(rows, -1)
+    if order == "joined":
+        x = x_ND.reshape(rows, -1, PLACES, LANES)
+        return jnp.swapaxes(x, 2, 3).reshape(rows, -1)
+    return x_ND
 
 
-def _chunked_place(col_C):
-    """As to_chunked, of indices in a kernel; lax's div and rem, for the reason given below."""
+def _split(value_C, by):
+    """Quotient and remainder by lax: the floor fix-up of // and % hides runs from Triton."""
+    by_C = jnp.full_like(value_C, by)
+    return jax.lax.div(value_C, by_C), jax.lax.rem(value_C, by_C)
 
-    def split(value_C, by):
-        by_C = jnp.full_like(value_C, by)
-        return jax.lax.div(value_C, by_C), jax.lax.rem(value_C, by_C)
 
-    rest_C, j_C = split(col_C, LANES)
-    rest_C, p_C = split(rest_C, PLACES)
-    i_C, g_C = split(rest_C, PLACES)
+def _place_of(col_C, order):
+    """As to_order, of indices in a kernel."""
+    if order == "natural":
+        return col_C
+    rest_C, j_C = _split(col_C, LANES)
+    rest_C, p_C = _split(rest_C, PLACES)
+    if order == "joined":
+        return rest_C * BLOCK + j_C * PLACES + p_C
+    i_C, g_C = _split(rest_C, PLACES)
     return i_C * CHUNKED + p_C * BLOCK + g_C * LANES + j_C
 
 
-def _accumulate(
-    x_ref, weights, expert, col_C, part, slot_R, live_R, shape, wide, chunked, interpret
-):
-    """Both planes' float32 sums over this program's part of K."""
+def _accumulate(x_ref, weights, expert, col_C, part, slot_R, live_R, shape, wide, order, interpret):
+    """Both planes' float32 sums over this program's part of K.
+
+    Joined, the four places of a tile are one dot, which Triton issues without waiting; else each
+    is a dot of its own, and the compiler waits for it before the next overwrites its registers.
+    """
     lanes_ref, scales_ref = weights
     _, _, groups, _, half = lanes_ref.shape
     lane_L = jnp.arange(shape.groups * shape.lanes)
-    # lax, not // and %: their floor fix-up hides from Triton that columns run contiguously, and
-    # loads of x fall from 16 bytes to 2.
-    width_L = jnp.full_like(lane_L, shape.lanes)
-    group_L, within_L = jax.lax.div(lane_L, width_L), jax.lax.rem(lane_L, width_L)
+    group_L, within_L = _split(lane_L, shape.lanes)
     steps = pl.cdiv(groups, shape.groups)
     whole = groups % shape.groups == 0
     even = half % shape.cols == 0
@@ -106,13 +122,25 @@ def _accumulate(
     tile = (shape.cols, lane_L.size) if shape.left else (lane_L.size, shape.cols)
 
     def position(i, place, first):  # of each lane of a tile in x
-        if not chunked:
+        if order == "natural":
             return (i * shape.groups + group_L) * BLOCK + place * LANES + first + within_L
-        # Steps of 4 groups or a multiple start on a block of 128, where the runs are.
-        block_L = jax.lax.div(group_L, jnp.full_like(group_L, PLACES))
-        inner_L = jax.lax.rem(group_L, jnp.full_like(group_L, PLACES))
-        start = i * (shape.groups * BLOCK) + place * BLOCK + first
-        return start + block_L * CHUNKED + inner_L * LANES + within_L
+        block_L, inner_L = _split(i * shape.groups + group_L, PLACES)
+        return block_L * CHUNKED + place * BLOCK + inner_L * LANES + first + within_L
+
+    def load_x(k_L, inside_L):  # [L, R] or [R, L]
+        size = (k_L.size, live_R.size) if shape.left else (live_R.size, k_L.size)
+        live, inside = (live_R[None, :], inside_L[:, None])
+        where = slot_R[None, :], k_L[:, None]
+        if not shape.left:
+            live, inside = live_R[:, None], inside_L[None, :]
+            where = slot_R[:, None], k_L[None, :]
+        live = jnp.broadcast_to(live if whole else live & inside, size)
+        return plt.load(x_ref.at[where], mask=live, other=jnp.zeros((), x_ref.dtype))
+
+    def dot(w, x):
+        pair = (w, x) if shape.left else (x, w)
+        contract = (((1,), (0,)), ((), ()))
+        return jax.lax.dot_general(*pair, contract, preferred_element_type=jnp.float32)
 
     def step(i, acc):
         at_L = i * shape.groups + group_L
@@ -132,26 +160,24 @@ def _accumulate(
                 )
                 for plane in (0, 1)
             ]
+            if order == "joined":
+                k_K = i * (shape.groups * BLOCK) + jnp.arange(shape.groups * BLOCK)
+                x = load_x(k_K, k_K < groups * BLOCK)
+                for plane in (0, 1):
+                    w = [
+                        weight_of(lane[plane], factor[plane], p, wide=wide, interpret=interpret)
+                        for p in range(PLACES)
+                    ]
+                    halves = [jnp.stack([w[0], w[2]], axis=-1), jnp.stack([w[1], w[3]], axis=-1)]
+                    halves = [h.reshape(shape.cols, -1) for h in halves]
+                    w = jnp.stack(halves, axis=-1).reshape(shape.cols, -1)
+                    acc[plane] += dot(w, x)
+                continue
             for place in range(PLACES):
-                k_L = position(i, place, first)
-                if shape.left:
-                    where, live = (slot_R[None, :], k_L[:, None]), live_R[None, :]
-                    live = live if whole else live & inside_L[:, None]
-                else:
-                    where, live = (slot_R[:, None], k_L[None, :]), live_R[:, None]
-                    live = live if whole else live & inside_L[None, :]
-                both = (lane_L.size, live_R.size) if shape.left else (live_R.size, lane_L.size)
-                x = plt.load(
-                    x_ref.at[where],
-                    mask=jnp.broadcast_to(live, both),
-                    other=jnp.zeros((), x_ref.dtype),
-                )
+                x = load_x(position(i, place, first), inside_L)
                 for plane in (0, 1):
                     w = weight_of(lane[plane], factor[plane], place, wide=wide, interpret=interpret)
-                    pair_ = (w, x) if shape.left else (x, w)
-                    acc[plane] += jax.lax.dot_general(
-                        *pair_, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
-                    )
+                    acc[plane] += dot(w, x)
         return tuple(acc)
 
     size = (shape.cols, live_R.size) if shape.left else (live_R.size, shape.cols)
@@ -184,7 +210,7 @@ def gate_up(
     chosen: int,
     shape: Shape,
     wide: bool,
-    chunked: bool,
+    order: str,
     limit: float | None,
     alpha: float,
     interpret: bool,
@@ -224,7 +250,7 @@ def gate_up(
                 live_R,
                 shape,
                 wide,
-                chunked,
+                order,
                 interpret,
             )
             inside_C = col_C < ffn
@@ -240,13 +266,11 @@ def gate_up(
                 for sums, b in zip(acc, bias, strict=True)
             )
             h = swiglu(gate, up, limit=limit, alpha=alpha)
-            slot, col = _across(shape, _chunked_place(col_C) if chunked else col_C, slot_R)
+            slot, col = _across(shape, _place_of(col_C, order), slot_R)
             plt.store(out_ref.at[slot, col], h.astype(out_ref.dtype), mask=live & inside)
 
     tile_args = () if row_S is None else (size_T, row_S)
-    whole = jax.ShapeDtypeStruct(
-        (tiles * stride, chunked_width(ffn) if chunked else ffn), x_ND.dtype
-    )
+    whole = jax.ShapeDtypeStruct((tiles * stride, ordered_width(ffn, order)), x_ND.dtype)
     parts = jax.ShapeDtypeStruct((shape.split, 2, tiles * stride, ffn), jnp.float32)
     out = _call(
         body,
@@ -259,7 +283,7 @@ def gate_up(
     )(expert_T, *tile_args, x_ND, lanes, scales, bias_EP)
     if shape.split == 1:
         return out
-    return _activate(out, expert_T, bias_EP, whole, chunked, limit, alpha, interpret)
+    return _activate(out, expert_T, bias_EP, whole, order, limit, alpha, interpret)
 
 
 def _bias(bias_ref, expert, col_C, inside_C):
@@ -267,7 +291,7 @@ def _bias(bias_ref, expert, col_C, inside_C):
     return plt.load(bias_ref.at[expert, col_C], mask=inside_C, other=zero).astype(jnp.float32)
 
 
-def _activate(parts_K2SF, expert_T, bias_EP, whole, chunked, limit, alpha, interpret):
+def _activate(parts_K2SF, expert_T, bias_EP, whole, order, limit, alpha, interpret):
     """The sums of each part of K added in order, biased and gated; a launch of its own."""
     split, _, slots, ffn = parts_K2SF.shape
     stride = slots // expert_T.shape[0]
@@ -290,7 +314,7 @@ def _activate(parts_K2SF, expert_T, bias_EP, whole, chunked, limit, alpha, inter
                     )
                 gated.append(total_C)
             h = swiglu(*gated, limit=limit, alpha=alpha)
-            to_C = _chunked_place(col_C) if chunked else col_C
+            to_C = _place_of(col_C, order)
             plt.store(out_ref.at[slot, to_C], h.astype(out_ref.dtype), mask=inside_C)
 
     return _call(
@@ -316,7 +340,7 @@ def down(
     stride: int,
     shape: Shape,
     wide: bool,
-    chunked: bool,
+    order: str,
     out_dtype: jnp.dtype,
     interpret: bool,
 ) -> Array:
@@ -345,7 +369,7 @@ def down(
                 live_R,
                 shape,
                 wide,
-                chunked,
+                order,
                 interpret,
             )
             inside_C = col_C < half

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .swiglu import swiglu
+from .swiglu import swiglu_of_rows
 from .weights import ExpertWeights
 
 
@@ -42,7 +42,7 @@ def expert_matmul(
         return jnp.where(live_M1, y + bias_EO.astype(jnp.float32)[expert_M], 0.0)
 
     h_MP = grouped(x_ND[order_M // chosen], experts.gate_up, experts.gate_up_bias)
-    h_MF = swiglu(h_MP[:, 0::2], h_MP[:, 1::2], limit=limit, alpha=alpha).astype(x_ND.dtype)
+    h_MF = swiglu_of_rows(h_MP, limit=limit, alpha=alpha).astype(x_ND.dtype)
     y_MD = grouped(h_MF, experts.down, experts.down_bias)
     inverse_M = jnp.zeros(rows, jnp.int32).at[order_M].set(jnp.arange(rows, dtype=jnp.int32))
     y_NXD = y_MD[inverse_M].reshape(*ids_NX.shape, -1)

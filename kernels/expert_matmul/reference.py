@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .swiglu import swiglu
+from .swiglu import swiglu_of_rows
 from .weights import ExpertWeights
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -21,7 +21,7 @@ def one_expert(
         precision=HIGHEST,
         preferred_element_type=jnp.float32,
     ) + bias_P.astype(jnp.float32)
-    h_NF = swiglu(h_NP[:, 0::2], h_NP[:, 1::2], limit=limit, alpha=alpha).astype(x_ND.dtype)
+    h_NF = swiglu_of_rows(h_NP, limit=limit, alpha=alpha).astype(x_ND.dtype)
     return jnp.einsum(
         "NF,DF->ND",
         h_NF,

@@ -23,3 +23,15 @@ def swiglu(
         gate = jax.numpy.minimum(gate, limit)
         up = jax.numpy.clip(up, -limit, limit)
     return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
+
+
+def swiglu_of_rows(
+    h_P: Float[Array, "*batch P"], *, limit: float | None, alpha: float
+) -> Float[Array, "*batch F"]:
+    """Of interleaved rows g0 u0 g1 u1 ..., as gate_up gives them.
+
+    By a reshape: strided slices fused into the next product abort jax 0.11.2 on an H200
+    (triton_tiling_propagation.cc:698, seen at 2 rows a tile).
+    """
+    pairs = h_P.reshape(*h_P.shape[:-1], h_P.shape[-1] // 2, 2)
+    return swiglu(pairs[..., 0], pairs[..., 1], limit=limit, alpha=alpha)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..routing import combine, make_tiles
-from .swiglu import swiglu
+from .swiglu import swiglu_of_rows
 from .weights import ExpertWeights
 
 MOST_ROWS = 128
@@ -48,18 +48,10 @@ def _einsum(pattern: str, x: Array, w: Array) -> Array:
     )
 
 
-def _gated(h: Array, limit: float | None, alpha: float) -> Array:
-    """SwiGLU of interleaved rows. By a reshape: strided slices fused into the next product abort
-    jax 0.11.2 on an H200 (triton_tiling_propagation.cc:698).
-    """
-    pair = h.reshape(*h.shape[:-1], h.shape[-1] // 2, 2)
-    return swiglu(pair[..., 0], pair[..., 1], limit=limit, alpha=alpha)
-
-
 def _every_expert(x_ND, ids_NX, weights_NX, experts, limit, alpha):
     h_NEP = _einsum("ND,EPD->NEP", x_ND, experts.gate_up)
     h_NEP = h_NEP + experts.gate_up_bias.astype(jnp.float32)
-    h_NEF = _gated(h_NEP, limit, alpha)
+    h_NEF = swiglu_of_rows(h_NEP, limit=limit, alpha=alpha)
     y_NED = _einsum("NEF,EDF->NED", h_NEF.astype(x_ND.dtype), experts.down)
     y_NED = y_NED + experts.down_bias.astype(jnp.float32)
     out_ND = jnp.zeros(x_ND.shape, jnp.float32)
@@ -93,7 +85,7 @@ def _tiles(x_ND, ids_NX, weights_NX, experts, limit, alpha):
         token_R = jnp.where(row_R >= 0, row_R // ids_NX.shape[1], 0)
         h_RP = _einsum("RD,PD->RP", x_ND[token_R], gate_up_PD)
         h_RP = h_RP + experts.gate_up_bias[expert].astype(jnp.float32)
-        h_RF = _gated(h_RP, limit, alpha).astype(x_ND.dtype)
+        h_RF = swiglu_of_rows(h_RP, limit=limit, alpha=alpha).astype(x_ND.dtype)
         y_RD = _einsum("RF,DF->RD", h_RF, down_DF)
         return y_RD + experts.down_bias[expert].astype(jnp.float32)
 

@@ -19,14 +19,16 @@ from expert_cases import (
 
 from gptoss_jax.kernels import device, shapes
 from gptoss_jax.kernels.expert_matmul import ExpertWeights, expert_matmul, triton
-from gptoss_jax.kernels.expert_matmul.grouped import Shape, to_chunked
+from gptoss_jax.kernels.expert_matmul.grouped import Shape, to_order
 from gptoss_jax.kernels.expert_matmul.triton import Plan, choose_plan
 from gptoss_jax.kernels.mxfp4.in_kernel import scale_of, weight_of
 from gptoss_jax.kernels.routing import top_k
 
 # Small steps, so that the interpreter's program is small: 16 dots, not 128.
 STEP = Shape(groups=4, lanes=8)
-TILES = Plan(rows=16, direct=False, gate_up=STEP, down=STEP, chunked=True)
+HALF = Shape(groups=2, lanes=8)
+TILES = Plan(rows=16, direct=False, gate_up=STEP, down=STEP, order="chunked")
+JOINED = Plan(rows=16, direct=False, gate_up=HALF, down=HALF, order="joined")
 RIGHT = Shape(groups=2, lanes=8, left=False, cols=32, split=2)
 DIRECT = Plan(
     rows=8, direct=True, gate_up=Shape(groups=2, lanes=8, left=False, cols=32), down=RIGHT
@@ -55,7 +57,7 @@ def experts():
     return random_experts(20)
 
 
-@pytest.mark.parametrize("plan", [TILES, DIRECT])
+@pytest.mark.parametrize("plan", [TILES, JOINED, DIRECT])
 def test_kernels_equal_float64(experts, plan):
     x, ids, weights = random_rows(21, 7)
     got = interpreted(x, ids, weights, experts.to_layout("triton"), plan=plan)
@@ -120,12 +122,15 @@ def test_lanes_decode_in_a_kernel_to_the_bits_of_decode(wide):
             np.testing.assert_array_equal(bits[normal], right[normal])
 
 
-def test_chunked_order_is_a_permutation_and_its_own_inverse():
+def test_orders_are_permutations():
     x = jnp.arange(2 * 160, dtype=jnp.float32).reshape(2, 160)
-    chunked = to_chunked(x)
+    chunked = to_order(x, "chunked")
     assert chunked.shape == (2, 256)
-    np.testing.assert_array_equal(to_chunked(chunked)[:, :160], x)
+    np.testing.assert_array_equal(to_order(chunked, "chunked")[:, :160], x)
     assert chunked[0, 32 * 2 + 8 * 3 + 5] == 32 * 3 + 8 * 2 + 5
+    joined = to_order(x, "joined")
+    assert joined[0, 32 * 3 + 4 * 5 + 2] == 32 * 3 + 8 * 2 + 5
+    np.testing.assert_array_equal(np.sort(joined), x)
 
 
 def test_other_activations_are_refused(experts):
@@ -176,7 +181,8 @@ def shared_bytes(shape: Shape, rows: int) -> int:
 
 def test_every_plan_fits_into_shared_memory():
     for problem in shapes.EXPERTS:
-        for kind in ("NVIDIA H200", "some other GPU"):
+        # What one program may have: 227 KB on Hopper, 99 KB on a desktop card.
+        for kind, most in (("NVIDIA H200", 232448), ("NVIDIA GeForce RTX 4090", 101376)):
             plan = choose_plan(
                 problem.tokens,
                 problem.chosen,
@@ -186,5 +192,5 @@ def test_every_plan_fits_into_shared_memory():
                 kind,
             )
             for shape in (plan.gate_up, plan.down):
-                assert shared_bytes(shape, plan.rows) <= 232448, (problem.name, kind, shape)
+                assert shared_bytes(shape, plan.rows) <= most, (problem.name, kind, shape)
                 assert shape.left is False or shape.cols >= 16 * shape.warps
