@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from . import references
 
@@ -139,6 +140,7 @@ def parity(
     dtype: str = "float32",
     experts: str | None = None,
     backend: str | None = None,
+    mesh: Mesh | None = None,
     device: str = "cpu",
     seed: int = 0,
 ) -> Report:
@@ -147,7 +149,8 @@ def parity(
     lengths: of the sequences; None: 1 (which already shows sinks and YaRN's concentration), the
     window, and well beyond two windows. tokens: at least as many ids as the longest; None: random
     ids below the text vocabulary, from `seed`. new_tokens: greedy ids after each sequence.
-    dtype: of weights and activations on both sides. experts, backend: as in `load`.
+    dtype: of weights and activations on both sides. experts, backend, mesh: as in `load`; with
+    several processes each of them opens a reference of its own and returns the same report.
     device: the reference's, as torch names it.
 
     Raises ValueError for impossible lengths and tokens, CheckpointError for a bad checkpoint and
@@ -160,7 +163,7 @@ def parity(
         raise ValueError(f"dtype must be one of {', '.join(_MEDIAN_BOUND)}; got {dtype!r}.")
     folder = find(path)
     references.require(folder)
-    model = load(folder, dtype=dtype, experts=experts, backend=backend)
+    model = load(folder, dtype=dtype, experts=experts, backend=backend, mesh=mesh)
     vocab = model.config.vocab
     text_vocab = min(model.text_vocab or vocab, vocab)
     lengths = lengths or (1, model.config.window, 2 * model.config.window + 44)

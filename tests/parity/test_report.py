@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from checkpoints import TINY, make
@@ -12,6 +13,7 @@ from needed import need
 
 from gptoss_jax import checkpoint, references
 from gptoss_jax.parity import Difference, difference, divergence, parity, same_sets
+from gptoss_jax.sharding import make_mesh
 
 NUMBERS = TINY.replace(layers=2)
 
@@ -103,6 +105,13 @@ def test_greedy_ids_count_up_to_the_first_that_differs(wrong, folder):
             break
         ids, equal = [*ids, token], equal + 1
     assert one.greedy_equal == equal < 6
+
+
+def test_over_a_mesh(folder):
+    mesh = make_mesh(expert=4, data=2, devices=jax.devices("cpu"))
+    report = parity(folder, lengths=(24,), new_tokens=0, mesh=mesh)
+    assert report.problems == []
+    assert report.lengths[0].layers[1].router == 1
 
 
 def test_original_layout_goes_to_openais_model(tmp_path):
