@@ -19,7 +19,7 @@ from gptoss_jax.sharding.describe import (
     parameter_shapes,
 )
 from gptoss_jax.sharding.distributed import PeerError, is_first, say, start, stop, together
-from gptoss_jax.sharding.experts import Dispatch, all_reduce, all_to_all, choose, dispatch, relayout
+from gptoss_jax.sharding.experts import Dispatch, all_reduce, all_to_all, choose, dispatch
 from gptoss_jax.sharding.mesh import (
     AXES,
     axis_sizes,
@@ -28,7 +28,7 @@ from gptoss_jax.sharding.mesh import (
     make_mesh,
     parse_mesh,
 )
-from gptoss_jax.sharding.place import bytes_to_read, place, slices_here
+from gptoss_jax.sharding.place import bytes_to_read, place, relayout, slices_here
 from gptoss_jax.sharding.rules import (
     Rules,
     constrain,

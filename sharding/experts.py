@@ -32,7 +32,7 @@ on its neighbours.
 
 import dataclasses
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Literal
 
 import jax
@@ -74,6 +74,8 @@ def dispatch(
     """
     if how not in ("auto", "all_reduce", "all_to_all"):
         raise ValueError(f"dispatch is 'auto', 'all_reduce' or 'all_to_all'; got {how!r}.")
+    if x_ND.shape[0] == 0:
+        return x_ND
     if mesh is None or mesh.size == 1:
         return compute(x_ND, ids_NX, weights_NX, experts).astype(x_ND.dtype)
     if axis_sizes(mesh)["expert"] == 1:
@@ -107,12 +109,11 @@ def all_reduce(
 ) -> Float[Array, "N D"]:
     """Local experts of whole tokens, then one psum in float32. Tokens are dealt out over data."""
     sizes, N = axis_sizes(mesh), x_ND.shape[0]
-    leaves, specs, rebuild, cut = _place(experts, mesh)
+    specs, cut = _specs(experts, mesh)
     summed = tuple(a for a, used in (("expert", True), ("tensor", cut)) if used and sizes[a] > 1)
 
-    def local(x_nD, ids_nX, weights_nX, *leaves):
-        mine = _bias_once(rebuild(leaves), cut)
-        e = leaves[0].shape[0]
+    def local(x_nD, ids_nX, weights_nX, mine):
+        mine, e = _bias_once(mine, cut), mine.count
         first = lax.axis_index("expert") * e
         out_nD = compute(x_nD, _local_ids(ids_nX, first, e), weights_nX, mine)
         out_nD = out_nD.astype(jnp.float32)
@@ -123,9 +124,9 @@ def all_reduce(
     rows = PartitionSpec("data", None)
     padded = _pad_rows(x_ND, ids_NX, weights_NX, sizes["data"])
     run = jax.shard_map(
-        local, mesh=mesh, in_specs=(rows, rows, rows, *specs), out_specs=rows, check_vma=False
+        local, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False
     )
-    return run(*padded, *leaves)[:N]
+    return run(*padded, experts)[:N]
 
 
 def all_to_all(
@@ -150,12 +151,11 @@ def all_to_all(
     C = default_slots(n, X, R) if slots is None else min(slots, max(n, 1))
     if C < 1:
         raise ValueError(f"slots is the rows of one exchange, at least 1; got {slots}.")
-    leaves, specs, rebuild, cut = _place(experts, mesh)
+    specs, cut = _specs(experts, mesh)
     exchange = partial(lax.all_to_all, axis_name="expert", split_axis=0, concat_axis=0)
 
-    def local(x_nD, ids_nX, weights_nX, *leaves):
-        mine = _bias_once(rebuild(leaves), cut)
-        e = leaves[0].shape[0]
+    def local(x_nD, ids_nX, weights_nX, mine):
+        mine, e = _bias_once(mine, cut), mine.count
         first = lax.axis_index("expert") * e
         wanted_nR = _wanted(ids_nX, R, e)
         count_R = jnp.sum(wanted_nR, axis=0, dtype=jnp.int32)
@@ -195,48 +195,16 @@ def all_to_all(
         empty = (jnp.int32(0), jnp.zeros((n, J, D), x_nD.dtype))
         _, parts_nJD = lax.while_loop(lambda state: state[0] < rounds, one_round, empty)
         out_nD = sum(parts_nJD[:, j].astype(jnp.float32) for j in range(J))
-        if cut and sizes["tensor"] > 1:
+        if cut:
             out_nD = lax.psum(out_nD, "tensor")  # partial sums over hidden rows -> whole
         return out_nD.astype(x_nD.dtype)
 
     rows = PartitionSpec(("data", "expert"), None)
     padded = _pad_rows(x_ND, ids_NX, weights_NX, sizes["data"] * R)
     run = jax.shard_map(
-        local, mesh=mesh, in_specs=(rows, rows, rows, *specs), out_specs=rows, check_vma=False
+        local, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False
     )
-    return run(*padded, *leaves)[:N]
-
-
-def relayout(
-    experts: ExpertWeights, layout: str, mesh: Mesh | None = None, *, donate: bool = False
-) -> ExpertWeights:
-    """The experts of one layer in another packed layout, each device turning what it holds.
-
-    A shard is a whole layout of its own, so nothing travels. Compiled once for all layers.
-    donate: the experts given are gone, and their memory is the new ones'.
-    Raises ValueError for layouts that do not turn into each other.
-    """
-    if layout == experts.layout:
-        return experts
-    mesh = None if mesh is None or mesh.size == 1 else mesh
-    turn = _turning(experts.layout, layout, experts.ffn, mesh, donate)
-    return ExpertWeights(layout=layout, **turn(experts.leaves()))
-
-
-@cache
-def _turning(old: str, new: str, ffn: int, mesh: Mesh | None, donate: bool):
-    def turn(leaves):
-        return ExpertWeights(layout=old, **leaves).to_layout(new).leaves()
-
-    if mesh is not None:
-        turn = jax.shard_map(
-            turn,
-            mesh=mesh,
-            in_specs=(expert_specs(old, ffn, mesh),),
-            out_specs=expert_specs(new, ffn, mesh),
-            check_vma=False,
-        )
-    return jax.jit(turn, donate_argnums=0 if donate else ())
+    return run(*padded, experts)[:N]
 
 
 def default_slots(tokens: int, chosen: int, ranks: int) -> int:
@@ -278,21 +246,19 @@ def _bias_once(experts: ExpertWeights, cut: bool) -> ExpertWeights:
     return dataclasses.replace(experts, down_bias=jnp.where(here, bias, jnp.zeros_like(bias)))
 
 
-def _place(experts: ExpertWeights, mesh: Mesh):
-    """Leaves of the experts, their specs, how to put them together, and whether F is cut.
+def _specs(experts: ExpertWeights, mesh: Mesh) -> tuple[ExpertWeights, bool]:
+    """Experts with PartitionSpecs for arrays, and whether their hidden rows are cut over tensor.
 
     Raises ValueError where the mesh's expert axis does not divide E.
     """
-    E, F = experts.count, experts.ffn
     sizes = axis_sizes(mesh)
-    if E % sizes["expert"]:
-        raise ValueError(f"mesh axis expert={sizes['expert']} does not divide the {E} experts.")
-    by_name = expert_specs(experts.layout, F, mesh)
-    named, structure = jax.tree_util.tree_flatten_with_path(experts)
-    specs = [by_name[path[-1].name] for path, _ in named]
-    cut = sizes["tensor"] > 1 and ffn_axis(F, mesh) is not None
-    leaves = [leaf for _, leaf in named]
-    return leaves, specs, partial(jax.tree_util.tree_unflatten, structure), cut
+    if experts.count % sizes["expert"]:
+        raise ValueError(
+            f"mesh axis expert={sizes['expert']} does not divide the {experts.count} experts."
+        )
+    specs = expert_specs(experts.layout, experts.ffn, mesh)
+    cut = sizes["tensor"] > 1 and ffn_axis(experts.ffn, mesh) is not None
+    return ExpertWeights(layout=experts.layout, **specs), cut
 
 
 def _pad_rows(x_ND: Array, ids_NX: Array, weights_NX: Array, multiple: int):

@@ -5,13 +5,17 @@ holds the whole model. A slice that several of its devices hold (replicas) is re
 """
 
 from collections.abc import Mapping
+from functools import cache
 from math import prod
 from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import Mesh, Sharding
 from jax.typing import DTypeLike
+
+from gptoss_jax.kernels.expert_matmul import ExpertWeights
+from gptoss_jax.sharding.rules import expert_specs
 
 
 @runtime_checkable
@@ -64,3 +68,32 @@ def bytes_to_read(shape: tuple[int, ...], dtype: DTypeLike, sharding: Sharding) 
     return np.dtype(dtype).itemsize * sum(
         prod(stop - start for start, stop in bounds) for bounds in slices
     )
+
+
+def relayout(experts: ExpertWeights, layout: str, mesh: Mesh | None = None) -> ExpertWeights:
+    """The experts of one layer in another packed layout, each device turning what it holds.
+
+    A shard is a whole layout of its own, so nothing travels. Compiled once for all layers.
+    Raises ValueError for layouts that do not turn into each other.
+    """
+    if layout == experts.layout:
+        return experts
+    mesh = None if mesh is None or mesh.size == 1 else mesh
+    turn = _turning(experts.layout, layout, experts.ffn, mesh)
+    return ExpertWeights(layout=layout, **turn(experts.leaves()))
+
+
+@cache
+def _turning(old: str, new: str, ffn: int, mesh: Mesh | None):
+    def turn(leaves):
+        return ExpertWeights(layout=old, **leaves).to_layout(new).leaves()
+
+    if mesh is not None:
+        turn = jax.shard_map(
+            turn,
+            mesh=mesh,
+            in_specs=(expert_specs(old, ffn, mesh),),
+            out_specs=expert_specs(new, ffn, mesh),
+            check_vma=False,
+        )
+    return jax.jit(turn)

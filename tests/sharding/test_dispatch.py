@@ -145,6 +145,9 @@ def test_no_mesh_and_one_device_call_straight_through():
             x_ND, ids_NX, weights_NX, experts, mesh=mesh, compute=moe.compute, how="all_to_all"
         )
         np.testing.assert_array_equal(out, direct)
+        nobody = (x_ND[:0], ids_NX[:0], weights_NX[:0])
+        out = sharding.dispatch(*nobody, experts, mesh=mesh, compute=moe.compute)
+        assert out.shape == (0, moe.D)
     with pytest.raises(ValueError, match="got 'ring'"):
         on("expert=2", "ring")(x_ND, ids_NX, weights_NX, experts)
 
@@ -176,7 +179,7 @@ def test_each_device_turns_its_own_experts_into_another_layout():
         spec = sharding.expert_specs("triton", experts.ffn, mesh)[leaf]
         assert array.sharding.is_equivalent_to(jax.NamedSharding(mesh, spec), array.ndim), leaf
     check(on("expert=2,tensor=2", "all_reduce"), 4, turned, ["even"])
-    back = sharding.relayout(turned, "checkpoint", mesh, donate=True).leaves()
+    back = sharding.relayout(turned, "checkpoint", mesh).leaves()
     for leaf, array in experts.leaves().items():
         np.testing.assert_array_equal(back[leaf], array, err_msg=leaf)
 
