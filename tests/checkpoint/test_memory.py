@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import edited
 import pytest
@@ -63,3 +64,20 @@ def test_peak_memory_of_load_and_export(tmp_path):
     assert peak["load"] < whole + 2 * largest + 16e6, (peak, whole)
     assert peak["export"] < 2 * largest + 16e6, peak
     assert whole > 2 * (2 * largest + 16e6)  # else the two lines above would say nothing
+
+
+def test_the_measuring_program_runs(tmp_path):
+    """recipes/measure_load.py, whose docstring has the figures of 20b on a GPU."""
+    small = dataclasses.replace(CONFIG, layers=2, sliding=None, vocab=300)
+    folder = edited.recipe().random_checkpoint(small, tmp_path / "x")
+    program = Path(__file__).parents[2] / "recipes" / "measure_load.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(folder), "--times", "1"],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["parameters_GiB"] == found["files_GiB"] > 0.01
+    assert 0 < found["stages_s"]["fill"] <= found["seconds"]
