@@ -23,10 +23,12 @@ from jaxtyping import Array
 from . import buckets
 from .cache import Cache
 from .config import Config
-from .decode import RUNNING, Request, Rows, programs
+from .decode import RUNNING, Request, Rows, decode, programs
 from .kernels import shapes
 from .kernels.bench import random_experts
+from .kernels.bench_dense import ALONE
 from .kernels.expert_matmul import layout_for
+from .kernels.profile import kernel_times
 from .model import GptOss
 from .sampling import Sampler, seed_words
 from .sharding import Rules, parameter_sharding
@@ -113,11 +115,13 @@ def run(
     contexts: list[int] = (1024,),
     plot: str | None = None,
     mesh: Mesh | None = None,
+    kernels: bool = False,
 ) -> Report:
     """Measures every pair of batch and context, and prefill once a context.
 
     model: "tiny", "20b" or "120b" (random weights, packed experts), else what `load` takes.
     plot: file for a picture of speed against the floor. mesh: over which the model lies.
+    kernels: add to each decode row what its step launches (one more compilation each).
     Floors are those of one H200 whatever the device, so that reports can be compared.
 
     Raises ValueError for contexts that the model was not made for.
@@ -139,7 +143,10 @@ def run(
     jax.block_until_ready(timed.leaves)
     ready = time.perf_counter() - start
     rows = [timed.prefill(context) for context in contexts]
-    rows += [timed.decode(batch, context) for context in contexts for batch in batches]
+    for context in contexts:
+        for batch in batches:
+            row = timed.decode(batch, context)
+            rows.append(row | ({"kernels": timed.kernels(batch, context)} if kernels else {}))
     report = Report(_header(model, timed, ready), rows)
     if plot is not None:
         draw(report, plot)
@@ -207,10 +214,10 @@ class Timed:
 
     def __init__(self, model: GptOss):
         self.config, self.dtype, self.mesh = model.config, model.dtype, model.mesh
-        graph, state = nnx.split(model)
-        self.leaves, tree = jax.tree.flatten(state)
+        self.graph, state = nnx.split(model)
+        self.leaves, self.tree = jax.tree.flatten(state)
         self.gpu = next(iter(self.leaves[0].devices())).platform == "gpu"
-        self.programs = programs(graph, tree, model.config, model.mesh, gpu=self.gpu)
+        self.programs = programs(self.graph, self.tree, model.config, model.mesh, gpu=self.gpu)
         sampler = Sampler(temperature=0.0)
         self.plan, self.knobs = sampler.plan(text_vocab=model.text_vocab), sampler.knobs()
 
@@ -240,14 +247,7 @@ class Timed:
 
     def decode(self, batch: int, context: int) -> dict:
         """STEPS tokens a call for each row, the calls one behind the other."""
-        cache = filled_cache(self.config, batch, self._slots(context), context, self.dtype)
-        if self.mesh is not None:
-            rules = Rules.fit(self.config, self.mesh)
-            cut = NamedSharding(self.mesh, rules.spec("batch", "kv_heads", "slots", "head"))
-            whole = NamedSharding(self.mesh, PartitionSpec())
-            cache = jax.tree.map(lambda x: jax.device_put(x, cut if x.ndim == 4 else whole), cache)
-        held = [cache, self._rows(batch)]
-        del cache
+        held = [self._filled(batch, context), self._rows(batch)]
 
         def call():
             held[0], held[1], drawn = self._step(*held, STEPS)
@@ -258,6 +258,43 @@ class Timed:
         row = _row("decode", batch, context, batch, ms / STEPS, floor, first - ms / 1e3)
         held.clear()
         return row
+
+    def kernels(self, batch: int, context: int) -> list[dict]:
+        """What one step of the decoding loop launches, per step: name, us, launches.
+
+        Compiled without CUDA graphs, in which the profiler does not see every kernel.
+        """
+
+        def steps(leaves, cache, rows, request, n):
+            model = nnx.merge(self.graph, jax.tree.unflatten(self.tree, leaves))
+            room = buckets.room(STEPS)
+            return decode(model, cache, rows, request, n, plan=self.plan, room=room)
+
+        run = jax.jit(steps, donate_argnums=1, compiler_options=ALONE if self.gpu else None)
+        held = [self._filled(batch, context), self._rows(batch)]
+
+        def call():
+            held[:] = run(self.leaves, *held, self._request(batch), np.int32(8))[:2]
+            jax.block_until_ready(held)
+
+        call()
+        return kernel_times(call, 8)
+
+    def _filled(self, batch: int, context: int) -> Cache:
+        cache = filled_cache(self.config, batch, self._slots(context), context, self.dtype)
+        if self.mesh is None:
+            return cache
+        rules = Rules.fit(self.config, self.mesh)
+        cut = NamedSharding(self.mesh, rules.spec("batch", "kv_heads", "slots", "head"))
+        whole = NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(lambda x: jax.device_put(x, cut if x.ndim == 4 else whole), cache)
+
+    def _request(self, batch: int) -> Request:
+        return Request(
+            seeds_B2=seed_words(range(batch)),
+            stops=np.full(buckets.stops(1), -1, np.int32),
+            knobs=self.knobs,
+        )
 
     def _slots(self, context: int) -> int:
         return buckets.capacity(context + (ROUNDS + 1) * STEPS, self.config.max_context)
@@ -271,11 +308,7 @@ class Timed:
         )
 
     def _step(self, cache: Cache, rows: Rows, n: int):
-        request = Request(
-            seeds_B2=seed_words(range(rows.token_B.shape[0])),
-            stops=np.full(buckets.stops(1), -1, np.int32),
-            knobs=self.knobs,
-        )
+        request = self._request(rows.token_B.shape[0])
         room = buckets.room(STEPS)
         return self.programs.decode(self.leaves, cache, rows, request, np.int32(n), self.plan, room)
 
