@@ -177,7 +177,7 @@ class _Run:
         config, mesh = model.config, model.mesh
         _check_numbers(config, prompts, max_new_tokens, top)
         B = buckets.rows(len(prompts), 1 if mesh is None else mesh.shape["data"])
-        seeds = range(len(prompts)) if seeds is None else list(seeds)
+        seeds = range(len(prompts)) if seeds is None else _listed("seeds", seeds)
         if len(seeds) != len(prompts):
             raise ValueError(f"seeds has {len(seeds)} entries for {len(prompts)} prompts.")
         stops = _checked_stops(model.stop_tokens if stop_tokens is None else stop_tokens)
@@ -297,9 +297,15 @@ def _check_numbers(config, prompts, max_new_tokens, top):
             )
 
 
+def _listed(name: str, values) -> list:
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise ValueError(f"{name} must be a sequence of whole numbers; got {values!r}.")
+    return list(values)
+
+
 def _checked_stops(stop_tokens) -> np.ndarray:
-    stops = [] if isinstance(stop_tokens, (str, bytes)) else list(stop_tokens)
+    stops = _listed("stop_tokens", stop_tokens)
     whole = [isinstance(t, (int, np.integer)) and not isinstance(t, bool) and t >= 0 for t in stops]
-    if isinstance(stop_tokens, (str, bytes)) or not all(whole):
+    if not all(whole):
         raise ValueError(f"stop_tokens must be token ids, None or (); got {stop_tokens!r}.")
     return np.array(sorted(set(stops)), np.int32)

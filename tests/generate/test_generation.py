@@ -1,4 +1,7 @@
-"""Generation against full forward passes of the same model, and against itself in other shapes."""
+"""Generation against full forward passes of the same model, and against itself in other shapes.
+
+On meshes: tests/sharding/test_matrix.py.
+"""
 
 import dataclasses
 
@@ -6,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from tiny import MESHED, TINY
+from tiny import TINY
 
 import gptoss_jax as gj
 from gptoss_jax import buckets, decode, generation
@@ -153,6 +156,8 @@ def test_prompts_that_are_none_are_named(model, prompts, words):
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"seeds": [1, 2]}, "seeds has 2 entries for 1"),
         ({"seeds": [-1]}, r"seeds\[0\]"),
+        ({"seeds": 7}, "seeds must be a sequence"),
+        ({"stop_tokens": 7}, "stop_tokens must be a sequence"),
         ({"stop_tokens": "stop"}, "stop_tokens"),
         ({"stop_tokens": [1.5]}, "stop_tokens"),
         ({"top_logprobs": 54}, "top_logprobs"),
@@ -187,12 +192,3 @@ def test_donating_the_cache_changes_nothing(model, monkeypatch):
     assert run(model, PROMPTS) == donated
     for a, b in zip(*(jax.tree.leaves(one.cache) for one in runs), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_a_mesh_gives_the_same_tokens():
-    meshed = dataclasses.replace(MESHED, max_context=128)
-    prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11]]
-    alone = run(gj.GptOss(meshed, rngs=nnx.Rngs(2)), prompts, max_new_tokens=10)
-    mesh = gj.make_mesh(data=2, expert=2, tensor=2)
-    spread = gj.GptOss(meshed, rngs=nnx.Rngs(2), mesh=mesh)
-    same(run(spread, prompts, max_new_tokens=10), alone)
