@@ -78,9 +78,9 @@ def test_no_limit_does_not_clamp(experts):
 
 
 @pytest.mark.parametrize("layout", ["checkpoint", "dense", "triton"])
-@pytest.mark.parametrize("tokens", [1, 3, 23])
+@pytest.mark.parametrize("tokens", [1, 23])
 def test_xla_equals_the_reference(experts, layout, tokens):
-    # Dense: 23 tokens go through every expert, 3 and 1 through tiles.
+    # Dense: 23 tokens go through every expert, 1 through tiles.
     x, ids, weights = random_rows(tokens, tokens, dtype=jnp.float32)
     turned = experts.dense(jnp.float32) if layout == "dense" else experts.to_layout(layout)
     want = compute(x, ids, weights, experts, backend="reference")
@@ -151,7 +151,8 @@ def test_each_bias_counts_and_down_bias_is_weighted(experts):
 
 
 def test_gradients_of_the_dense_forms_agree(experts):
-    dense = experts.dense(jnp.float32)
+    # float32 biases too: a gradient has its leaf's type, and bfloat16 would hide 1e-3.
+    dense = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), experts.dense(jnp.float32))
     x, ids, weights = random_rows(9, 23, dtype=jnp.float32)
 
     def loss(backend, x, weights, dense):

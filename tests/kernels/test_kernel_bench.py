@@ -42,5 +42,5 @@ def test_floors_of_the_named_shapes():
 def test_candidates_differ_and_hold_the_heuristic():
     for problem in shapes.EXPERTS:
         plans = bench.candidates(problem)
-        assert len(plans) == len(set(plans)) >= 9
+        assert len(plans) == len(set(plans)) >= 8
         assert plans[0].rows in (8, 16, 32, 64, 128)
