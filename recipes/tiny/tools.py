@@ -63,8 +63,9 @@ ORDERS = ("Ignore", "Disregard", "Forget")
 class Tools:
     """Makers of conversations with function calls, over a vocabulary of words."""
 
-    def __init__(self, words: list[str]):
-        self.words = words
+    def __init__(self, words: list[str], declared: bool = True):
+        """declared: the analysis of a call quotes the function's declaration, see `as_declared`."""
+        self.words, self.declared = words, declared
 
     def subject(self, rng, kind: str) -> str:
         if kind == "city":
@@ -135,14 +136,20 @@ class Tools:
             tools.append(rng.choice((self.add_tool, self.timer_tool, self.send_tool))(rng))
         rng.shuffle(tools)
         name, called = tool["name"], json.dumps(arguments)
-        found = as_declared(tool, attribute)
-        call = {
-            "low": found,
-            "medium": f"{ask} {found}",
-            "high": f"{ask} {found}\nIts arguments: "
-            + ", ".join(f"{k} is {v}" for k, v in arguments.items())
-            + ".",
-        }
+        given = ", ".join(f"{k} is {v}" for k, v in arguments.items())
+        if self.declared:
+            found = as_declared(tool, attribute)
+            call = {
+                "low": found,
+                "medium": f"{ask} {found}",
+                "high": f"{ask} {found}\nIts arguments: {given}.",
+            }
+        else:
+            call = {
+                "low": f"Call {name}.",
+                "medium": f"{ask} I call {name}.",
+                "high": f"{ask} The function {name} does that. Its arguments: {given}.",
+            }
         result, final = answer
         use = {
             "low": "",
