@@ -111,7 +111,7 @@ def test_bfloat16_rounds_to_even():
 @pytest.mark.parametrize("numbers", [TINY, SQUARE], ids=["tiny", "square"])
 def test_random_weights_make_faults_visible(numbers):
     weights = make_weights(numbers)
-    tokens = np.random.default_rng(0).integers(0, numbers.vocab, 40)
+    tokens = np.random.default_rng(0).integers(0, numbers.vocab, 64)
     trace = oracle.trace(numbers, decoded(weights), tokens)
     for name, value in weights.items():
         if name.endswith("bias") or name.endswith("sinks"):
