@@ -216,10 +216,11 @@ def _trace(graph, state, tokens_BT):
         for block, tap in zip(model.blocks, taps, strict=True)
     ]
     shape = tokens_BT.shape
-    return {
+    traced = {
         "after_attention": [tap["after_attention"] for tap in taps],
         "after": [tap["after"] for tap in taps],
         "router_logits": [logits.reshape(*shape, -1) for _, logits, _, _ in routed],
         "router_ids": [ids.reshape(*shape, -1) for _, _, ids, _ in routed],
         "logits": model.logits(x_BTD),
     }
+    return jax.tree.map(lambda x: constrain(x, model.mesh, None, None, None), traced)
