@@ -55,18 +55,20 @@ def attention_map(
     Arguments as from `attention_weights`. tokens: the texts, shown where they are few enough.
     """
     weights, sink = np.asarray(weights_KGTS), np.asarray(sink_KGT)
-    K, G, T, _ = weights.shape
+    K, G, T, S = weights.shape
+    where = (-2.5, S - 0.5, T - 0.5, -0.5)  # the sink at -2, so that ticks count key positions
     figure = style.figure(1.5 + 2.6 * G, 0.6 + 2.4 * K)
     grid = figure.subplots(K, G, squeeze=False, sharex=True, sharey=True)
     for (k, g), axes in np.ndenumerate(grid):
         gap = np.full((T, 1), np.nan)
         table = np.concatenate([sink[k, g, :, None], gap, weights[k, g]], axis=1)
         # By square root, or the small weights of long rows could not be seen.
-        image = style.heat(axes, np.sqrt(table), title=f"kv head {k}, query {g}", vmin=0, vmax=1)
+        head = f"kv head {k}, query {g}"
+        image = style.heat(axes, np.sqrt(table), title=head, vmin=0, vmax=1, extent=where)
         names = None if tokens is None else ["sink", "", *tokens]
-        style.name_ticks(axes.xaxis, names, fontsize=5, rotation=90)
+        style.name_ticks(axes.xaxis, names, -2, fontsize=5, rotation=90)
         style.name_ticks(axes.yaxis, tokens, fontsize=5)
-    figure.supxlabel("sink | key position", fontsize="medium")
+    figure.supxlabel("key position (the sink at -2)", fontsize="medium")
     figure.supylabel("query position", fontsize="medium")
     figure.suptitle(title)
     bar = figure.colorbar(image, ax=grid, label="weight (a row sums to 1)")

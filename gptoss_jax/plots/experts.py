@@ -18,7 +18,13 @@ def expert_load(ids, experts: int, mesh: Mesh | None = None) -> Figure:
     """
     colours = matplotlib.cycler(color=style.COLOURS[1:])
     with matplotlib.rc_context({"axes.prop_cycle": colours}):
-        return sharding.draw_load(ids, experts, mesh)
+        figure = sharding.draw_load(ids, experts, mesh)
+    (axes,) = figure.axes
+    if axes.get_legend() is not None:  # beside the bars: with few experts it would hide them
+        axes.get_legend().remove()
+        figure.set_figwidth(figure.get_figwidth() + 2)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+    return figure
 
 
 def routing(

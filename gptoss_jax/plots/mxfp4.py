@@ -30,6 +30,7 @@ def code_book(blocks, scales, *, title: str = "MXFP4") -> Figure:
     left.set(xlabel="value of the code, in scales", ylabel="share of the weights (%)", title=title)
     powers, counts = np.unique(scales.astype(int) - 127, return_counts=True)
     right.bar(powers, 100 * counts / counts.sum(), color=style.COLOURS[3])
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.set(xlabel="scale, power of two", ylabel="share of the blocks (%)", title="scales")
     return figure
 

@@ -34,10 +34,10 @@ def heat(axes: Axes, values, *, title: str, colours: str = SCALE, **limits):
     return image
 
 
-def name_ticks(axis, names: Sequence[str] | None, **text) -> None:
-    """Words instead of numbers, where they fit."""
+def name_ticks(axis, names: Sequence[str] | None, first: int = 0, **text) -> None:
+    """Words instead of the numbers first, first + 1, ..., where they fit."""
     if names is not None and len(names) <= MOST_LABELS:
-        axis.set_ticks(range(len(names)), [shown(name) for name in names], **text)
+        axis.set_ticks(range(first, first + len(names)), [shown(n) for n in names], **text)
 
 
 def shown(text: str) -> str:

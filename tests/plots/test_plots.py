@@ -79,6 +79,10 @@ def test_attention_map(model, tmp_path):
     # Below the diagonal and within the window of 5, and nothing else.
     seen = np.tri(9) - np.tri(9, k=-5)
     assert ((shown[:, 2:] > 0) == (seen > 0)).all()
+    below = axes[-1]  # only the lowest row has words
+    ticks = zip(below.get_xticks().tolist(), below.get_xticklabels(), strict=True)
+    words = {at: tick.get_text() for at, tick in ticks}
+    assert (words[-2], words[0], words[8]) == ("sink", "3", "8")
     with pytest.raises(ValueError, match="0..2; got 3"):
         plots.attention_weights(model, TOKENS, 3)
 
