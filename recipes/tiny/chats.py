@@ -22,10 +22,10 @@ INSTRUCTIONS = (
 class Chats:
     """Draws conversations: {"messages", "reasoning", "tools", "date"}, messages as plain dicts."""
 
-    def __init__(self, words: list[str], with_tools: float = 0.28, declared: bool = True):
-        """with_tools: share of conversations in which tools are offered. declared: see Tools."""
+    def __init__(self, words: list[str], with_tools: float = 0.28):
+        """with_tools: share of conversations in which tools are offered."""
         self.with_tools = with_tools
-        self.words, self.tools = Words(words), Tools(words, declared)
+        self.words, self.tools = Words(words), Tools(words)
         self.talk = Talk(words, CITIES + PEOPLE)
         w, t = self.words, self.talk
         # weights: how much practice each needs, found by looking at what was still wrong

@@ -89,7 +89,7 @@ def corpus(passages, words, count=8000):
     """What the tokenizer will meet, in about the proportions of training: whole conversations,
     cut at the control tokens, and text."""
     letters = Tokenizer(trainer.letters())
-    chats, rng = Chats(words, declared=False), random.Random("tokenizer")
+    chats, rng = Chats(words), random.Random("tokenizer")
     controls = set(letters.special.values())
     for _ in range(count):
         ids, _ = spoken(chats.draw(rng), letters)
@@ -115,9 +115,6 @@ def main():
     parser.add_argument("--conversations", type=int, default=400_000)
     parser.add_argument("--texts", type=float, default=2, help="times every passage is seen")
     parser.add_argument("--tools", type=float, default=0.28, help="share with tools offered")
-    parser.add_argument(
-        "--named-calls", action="store_true", help="analyses of calls name the function alone"
-    )
     parser.add_argument("--seed", type=int, default=0, help="of the conversations")
     parser.add_argument("--row", type=int, default=512, help="longest document")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
@@ -134,8 +131,7 @@ def main():
 
     valid = Documents.of(text_pieces(held, tokenizer, args.row))
     valid.save(args.out / "valid_text.npz")
-    declared = not args.named_calls
-    few = conversations(2000, words, file, held=True, processes=1, declared=declared)
+    few = conversations(2000, words, file, held=True, processes=1)
     Documents.of(few).save(args.out / "valid_chat.npz")
 
     passages = (kept * max(1, round(args.texts)))[: round(len(kept) * args.texts)]
@@ -149,7 +145,6 @@ def main():
         processes=args.processes,
         seed=args.seed,
         with_tools=args.tools,
-        declared=declared,
     )
     documents += [(ids, counts) for ids, counts in drawn_ if len(ids) <= args.row]
     train = Documents.of(documents)

@@ -63,9 +63,8 @@ ORDERS = ("Ignore", "Disregard", "Forget")
 class Tools:
     """Makers of conversations with function calls, over a vocabulary of words."""
 
-    def __init__(self, words: list[str], declared: bool = True):
-        """declared: the analysis of a call quotes the function's declaration, see `as_declared`."""
-        self.words, self.declared = words, declared
+    def __init__(self, words: list[str]):
+        self.words = words
 
     def subject(self, rng, kind: str) -> str:
         if kind == "city":
@@ -136,20 +135,13 @@ class Tools:
             tools.append(rng.choice((self.add_tool, self.timer_tool, self.send_tool))(rng))
         rng.shuffle(tools)
         name, called = tool["name"], json.dumps(arguments)
-        given = ", ".join(f"{k} is {v}" for k, v in arguments.items())
-        if self.declared:
-            found = as_declared(tool, attribute)
-            call = {
-                "low": found,
-                "medium": f"{ask} {found}",
-                "high": f"{ask} {found}\nIts arguments: {given}.",
-            }
-        else:
-            call = {
-                "low": f"Call {name}.",
-                "medium": f"{ask} I call {name}.",
-                "high": f"{ask} The function {name} does that. Its arguments: {given}.",
-            }
+        call = {
+            "low": f"Call {name}.",
+            "medium": f"{ask} I call {name}.",
+            "high": f"{ask} The function {name} does that. Its arguments: "
+            + ", ".join(f"{k} is {v}" for k, v in arguments.items())
+            + ".",
+        }
         result, final = answer
         use = {
             "low": "",
@@ -296,18 +288,6 @@ class Tools:
             f"The user wants to send a message to {to}.",
             ({"ok": True}, f"The message to {to} was sent."),
         )
-
-
-def as_declared(tool: dict, attribute: str) -> str:
-    """The end of the function's description and its name, as they follow one another in the prompt.
-
-    A model this small picks the wrong verb of get_price and find_size if it has to say the name at
-    once (84 % of calls right): the verb stands before the word that tells it. Copied from the
-    description on, every token follows from the one before.
-    """
-    description = tool["description"]
-    start = description.find(attribute) if attribute in description else description.rfind(" ") + 1
-    return f"{description[start:]}\ntype {tool['name']}"
 
 
 def function(name: str, description: str, properties: dict) -> dict:

