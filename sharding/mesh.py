@@ -46,9 +46,14 @@ def make_mesh(
     named = ", ".join(f"{name}={size}" for name, size in sizes.items())
     if count > len(chosen):
         kinds = sorted({device.platform for device in chosen})
+        hint = (
+            f" With XLA_FLAGS=--xla_force_host_platform_device_count={count} a CPU stands for them."
+            if kinds == ["cpu"]
+            else ""
+        )
         raise ValueError(
-            f"a mesh of {named} needs {count} devices; there are {len(chosen)} "
-            f"({', '.join(kinds)})."
+            f"a mesh of {named} needs {count} devices; this has {len(chosen)} "
+            f"({', '.join(kinds)}).{hint}"
         )
     if devices is None and count != len(chosen) and jax.process_count() > 1:
         raise ValueError(
