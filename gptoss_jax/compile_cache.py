@@ -13,9 +13,9 @@ def enable_compilation_cache(path: str | os.PathLike | None = None) -> Path:
     """Lets JAX keep compiled programs in a folder, and returns it. For the whole process.
 
     path: the folder, made if it is missing; None is `gptoss_jax/programs` in XDG_CACHE_HOME, or
-    where that is not set in `~/.cache`. The command line calls this; the library never does by itself. Entries are keyed by the
-    program, the versions and the device; deleting the folder is always safe. Raises OSError where
-    the folder cannot be made.
+    where that is not set in `~/.cache`. The command line calls this; the library never does by
+    itself. Entries are keyed by the program, the versions and the device; deleting the folder is
+    always safe. Raises OSError where the folder cannot be made.
     """
     if path is None:
         path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "gptoss_jax" / "programs"
