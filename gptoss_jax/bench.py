@@ -384,17 +384,11 @@ def _commit() -> str | None:
 
 
 def draw(report: Report, file: str) -> None:
-    """Tokens a second of every measurement as a bar, its floor as a line above it."""
-    from matplotlib.figure import Figure
+    """Milliseconds of every measurement as a bar, beside its floor on one H200."""
+    from .plots import Timing, speed  # matplotlib, only where a picture is asked for
 
-    figure = Figure(figsize=(1.5 + 0.9 * len(report.rows), 4), layout="constrained")
-    axes = figure.subplots()
-    names = [f"{r['what']}\nB={r['batch']}\n{r['context']}" for r in report.rows]
-    speeds = [r["tokens_per_s"] for r in report.rows]
-    limits = [r["tokens_per_s"] * r["ms"] / r["floor_ms"] for r in report.rows]
-    axes.bar(names, speeds, color="tab:blue", label="measured")
-    at = np.arange(len(names))
-    axes.hlines(limits, at - 0.45, at + 0.45, color="tab:red", label="floor of one H200")
-    axes.set(yscale="log", ylabel="tokens per second", title=str(report).splitlines()[0])
-    axes.legend()
-    figure.savefig(file)
+    timings = [
+        Timing(f"{r['what']}\nB={r['batch']}\n{r['context']}", r["ms"], r["floor_ms"])
+        for r in report.rows
+    ]
+    speed(timings, title=str(report).splitlines()[0]).savefig(file)
