@@ -6,24 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import TINY
 
 from gptoss_jax import bench
 from gptoss_jax.cache import make
 from gptoss_jax.config import Config
 
-SMALL = Config(
-    layers=2,
-    embed=96,
-    kv_heads=2,
-    q_per_kv=3,
-    head_width=16,
-    experts=8,
-    experts_per_token=4,
-    ffn=64,
-    vocab=53,
-    window=5,
-    max_context=400,
-)
+SMALL = dataclasses.replace(TINY, layers=2, sliding=None, head_width=16, max_context=400)
 
 
 @pytest.mark.parametrize(
