@@ -1,4 +1,4 @@
-"""A small configuration whose sizes never coincide: a mistaken axis cannot pass a shape check.
+"""Small configurations whose sizes never coincide: a mistaken axis cannot pass a shape check.
 
 In the real models K == G, H == K·G and D == F all hold, and hide such mistakes.
 """
@@ -15,6 +15,20 @@ TINY = Config(
     experts=8,
     experts_per_token=4,
     ffn=64,
+    vocab=53,
+    window=5,
+)
+
+# For meshes: 8 experts over 2, 4, 8; 4 key/value heads over 2, 4; F in whole blocks over 2.
+MESHED = Config(
+    layers=2,
+    embed=96,
+    kv_heads=4,
+    q_per_kv=3,
+    head_width=10,
+    experts=8,
+    experts_per_token=3,
+    ffn=128,
     vocab=53,
     window=5,
 )
