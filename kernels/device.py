@@ -5,14 +5,22 @@ import contextvars
 
 import jax
 
-_ahead = contextvars.ContextVar("kernels_compiled_ahead_of_time", default=False)
+# The kind of GPU that kernels are compiled ahead for.
+_ahead = contextvars.ContextVar("kernels_compiled_ahead_for", default=None)
 
 
 def nvidia() -> bool:
     """Whether computations run on an NVIDIA GPU unless they are placed elsewhere."""
-    return _ahead.get() or (
+    return _ahead.get() is not None or (
         jax.default_backend() == "gpu" and "NVIDIA" in jax.devices()[0].device_kind
     )
+
+
+def dependent_launch() -> bool:
+    """Whether kernels may signal the next one's launch: compute capability 9 (Hopper) and later."""
+    if (kind := _ahead.get()) is not None:
+        return any(name in kind for name in ("H100", "H200", "H800", "H20", "GH200", "B200"))
+    return nvidia() and float(jax.devices()[0].compute_capability) >= 9
 
 
 def require_nvidia(what: str) -> None:
@@ -33,7 +41,7 @@ def ahead_of_time(device_kind: str = "NVIDIA H200"):
 
     From jax 0.11 on, Pallas asks the abstract mesh which GPU it lowers for; 0.10 takes a Hopper.
     """
-    token = _ahead.set(True)
+    token = _ahead.set(device_kind)
     try:
         with _abstract_gpu(device_kind):
             yield

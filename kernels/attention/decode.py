@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
+from ..overlap import let_next_start
 from .spans import spans
 
 LOG2_E = math.log2(math.e)
@@ -47,7 +48,9 @@ def attention(
         splits = split_count(B * K, pl.cdiv(S, keys))
     span_B2 = spans(q_pos_BT, k_pos_BS, window=window, queries=1, keys=keys)[:, 0]
 
-    kernel = functools.partial(_partial_kernel, window=window, keys=keys, splits=splits)
+    kernel = functools.partial(
+        _partial_kernel, window=window, keys=keys, splits=splits, interpret=interpret
+    )
     whole = jax.ShapeDtypeStruct((B, K, G, H), q_BTKGH.dtype)
     parts = (
         jax.ShapeDtypeStruct((B, K, splits, G, H), jnp.float32),
@@ -82,9 +85,21 @@ def padded(size: int) -> int:
 
 
 def _partial_kernel(
-    q_ref, k_ref, v_ref, sinks_ref, q_pos_ref, k_pos_ref, span_ref, *out_refs, window, keys, splits
+    q_ref,
+    k_ref,
+    v_ref,
+    sinks_ref,
+    q_pos_ref,
+    k_pos_ref,
+    span_ref,
+    *out_refs,
+    window,
+    keys,
+    splits,
+    interpret,
 ):
-    split, k, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    split = let_next_start(pl.program_id(0), interpret=interpret)
+    k, b = pl.program_id(1), pl.program_id(2)
     _, _, G, H = q_ref.shape
     S = k_ref.shape[2]
     g, h = jnp.arange(padded(G)), jnp.arange(padded(H))
@@ -162,7 +177,7 @@ def add_splits(parts, sinks_KG, whole: jax.ShapeDtypeStruct, *, interpret: bool 
     """The splits' states added up in their order, and the sink: once, at the end."""
     B, K, G, _ = whole.shape
     return pl.pallas_call(
-        functools.partial(_sum_kernel, splits=parts[0].shape[2]),
+        functools.partial(_sum_kernel, splits=parts[0].shape[2], interpret=interpret),
         grid=(G, K, B),
         out_shape=whole,
         compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
@@ -171,8 +186,9 @@ def add_splits(parts, sinks_KG, whole: jax.ShapeDtypeStruct, *, interpret: bool 
     )(*parts, sinks_KG)
 
 
-def _sum_kernel(acc_ref, top_ref, total_ref, sinks_ref, out_ref, *, splits):
-    g, k, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+def _sum_kernel(acc_ref, top_ref, total_ref, sinks_ref, out_ref, *, splits, interpret):
+    g = let_next_start(pl.program_id(0), interpret=interpret)
+    k, b = pl.program_id(1), pl.program_id(2)
     H = acc_ref.shape[-1]
     n, h = jnp.arange(splits), jnp.arange(padded(H))
     h_ok = h < H

@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
+from ..overlap import let_next_start
 from .decode import LOG2_E, add_splits, attend_block, finish, padded, split_count
 from .spans import spans
 
@@ -53,7 +54,7 @@ def append_and_attend(
         jax.ShapeDtypeStruct((B, K, splits, G), jnp.float32),
     )
     k_BKSH, v_BKSH, *outs = pl.pallas_call(
-        functools.partial(_kernel, window=window, keys=keys, splits=splits),
+        functools.partial(_kernel, window=window, keys=keys, splits=splits, interpret=interpret),
         grid=(splits, K, B),
         out_shape=(
             jax.ShapeDtypeStruct(k_BKSH.shape, k_BKSH.dtype),
@@ -86,8 +87,10 @@ def _kernel(
     window,
     keys,
     splits,
+    interpret,
 ):
-    split, k, b = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    split = let_next_start(pl.program_id(0), interpret=interpret)
+    k, b = pl.program_id(1), pl.program_id(2)
     _, _, M, H = qkv_ref.shape
     G, S = M - 2, k_ref.shape[2]
     g, h = jnp.arange(padded(G)), jnp.arange(padded(H))
