@@ -1,4 +1,4 @@
-"""The signal that lets the next kernel come up early: where it is given, and that it moves nothing."""
+"""The signal that lets the next kernel come up early: where it is given, that it moves nothing."""
 
 import jax
 import jax.numpy as jnp
