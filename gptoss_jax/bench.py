@@ -9,9 +9,13 @@ Published sizes get random weights of the exact shapes, made on the device: no d
 import dataclasses
 import datetime
 import functools
+import os
 import statistics
 import subprocess
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +39,14 @@ from .sharding import Rules, parameter_sharding
 
 STEPS = 32  # of one decode call, as `stream` makes them
 ROUNDS = 3
+
+
+class Cell(NamedTuple):
+    """One measurement: "prefill" (of one row) or "decode"."""
+
+    what: str
+    batch: int
+    context: int
 
 
 def decode_bytes(config: Config, batch: int, context: int) -> float:
@@ -94,18 +106,20 @@ class Report:
             f"{h['model']} on {h['device']}, jax {h['jax']}, {h['date']}"
             + (f", commit {h['commit']}" if h["commit"] else ""),
             f"parameters {h['parameters_gb']} GB, ready in {h['ready_s']} s"
+            + f", compiled in {h['compile_s']} s"
             + (f", peak {h['peak_gb']} GB" if h["peak_gb"] else ""),
-            f"{'':8} {'batch':>5} {'context':>7} {'tok/s':>9} {'ms':>9} {'floor ms':>9} {'%':>5}"
-            f" {'first call s':>12}",
+            f"{'':8} {'batch':>5} {'context':>7} {'tok/s':>9} {'ms':>9} {'floor ms':>9} {'%':>5}",
         ]
-        for r in self.rows:
-            lines.append(
-                f"{r['what']:8} {r['batch']:5} {r['context']:7} {r['tokens_per_s']:9.1f}"
-                f" {r['ms']:9.3f} {r['floor_ms']:9.3f} {r['floor_percent']:5.1f}"
-                f" {r['first_call_s']:12.1f}"
-                + (f"   first token {r['first_token_ms']:.1f} ms" if "first_token_ms" in r else "")
-            )
-        return "\n".join(lines)
+        return "\n".join(lines + [line(row) for row in self.rows])
+
+
+def line(row: dict) -> str:
+    """One row of a report's table."""
+    return (
+        f"{row['what']:8} {row['batch']:5} {row['context']:7} {row['tokens_per_s']:9.1f}"
+        f" {row['ms']:9.3f} {row['floor_ms']:9.3f} {row['floor_percent']:5.1f}"
+        + (f"   first token {row['first_token_ms']:.1f} ms" if "first_token_ms" in row else "")
+    )
 
 
 def run(
@@ -113,19 +127,26 @@ def run(
     *,
     batches: list[int] = (1,),
     contexts: list[int] = (1024,),
+    cells: list[Cell] | None = None,
     plot: str | None = None,
     mesh: Mesh | None = None,
     kernels: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Measures every pair of batch and context, and prefill once a context.
 
     model: "tiny", "20b" or "120b" (random weights, packed experts), else what `load` takes.
+    cells: measure these instead of the pairs.
     plot: file for a picture of speed against the floor. mesh: over which the model lies.
     kernels: add to each decode row what its step launches (one more compilation each).
+    progress: gets a line of text as each thing is done.
     Floors are those of one H200 whatever the device, so that reports can be compared.
 
     Raises ValueError for contexts that the model was not made for.
     """
+    if cells is None:
+        cells = [Cell("prefill", 1, context) for context in contexts]
+        cells += [Cell("decode", batch, context) for context in contexts for batch in batches]
     start = time.perf_counter()
     known = {"20b": Config.gpt_oss_20b, "120b": Config.gpt_oss_120b}
     if model in known:
@@ -134,20 +155,23 @@ def run(
         from .checkpoint import load
 
         made = load(model, mesh=mesh)
-    for context in contexts:
-        if not 1 <= context <= made.config.max_context - 4 * STEPS:
-            raise ValueError(
-                f"context must lie in 1..{made.config.max_context - 4 * STEPS}; got {context}."
-            )
+    longest = made.config.max_context - (ROUNDS + 1) * STEPS
+    for cell in cells:
+        if not 1 <= cell.context <= longest:
+            raise ValueError(f"context must lie in 1..{longest}; got {cell.context}.")
     timed = Timed(made)
     jax.block_until_ready(timed.leaves)
     ready = time.perf_counter() - start
-    rows = [timed.prefill(context) for context in contexts]
-    for context in contexts:
-        for batch in batches:
-            row = timed.decode(batch, context)
-            rows.append(row | ({"kernels": timed.kernels(batch, context)} if kernels else {}))
-    report = Report(_header(model, timed, ready), rows)
+    progress(f"{model} ready in {ready:.1f} s; compiling for {len(cells)} measurements")
+    compiled = timed.compile(cells)
+    progress(f"compiled in {compiled:.1f} s")
+    rows = []
+    for cell in cells:
+        rows.append(timed.measure(cell))
+        progress(line(rows[-1]))
+        if kernels and cell.what == "decode":
+            rows[-1]["kernels"] = timed.kernels(cell.batch, cell.context)
+    report = Report(_header(model, timed, ready, compiled), rows)
     if plot is not None:
         draw(report, plot)
     return report
@@ -221,43 +245,63 @@ class Timed:
         sampler = Sampler(temperature=0.0)
         self.plan, self.knobs = sampler.plan(text_vocab=model.text_vocab), sampler.knobs()
 
-    def prefill(self, context: int) -> dict:
-        """One prompt; then the same and its first token."""
+    def compile(self, cells: list[Cell]) -> float:
+        """Runs every cell once, in threads, since most of the first time is compilation: seconds.
+
+        XLA compiles one program on one core for the most part: 16 to 25 s for 24 or 36 layers.
+        """
+        start = time.perf_counter()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda cell: self._ready(cell) and None, cells))  # holds no cache
+        return time.perf_counter() - start
+
+    def measure(self, cell: Cell) -> dict:
+        """Median milliseconds of a prefill, or of one decode step, beside the floor."""
+        call = self._ready(cell)
+        ms = _median_ms(call)
+        if cell.what == "decode":
+            floor = decode_floor_ms(self.config, cell.batch, cell.context)
+            return _row(cell, cell.batch, ms / STEPS, floor)
+        floor = prefill_floor_ms(self.config, cell.context)
+        row = _row(cell, cell.context, ms, floor)
+        return row | {"first_token_ms": round(_median_ms(self._prefill(cell, first=True)), 2)}
+
+    def _ready(self, cell: Cell) -> Callable[[], None]:
+        """What is timed, run once already: nothing is left to compile."""
+        made = self._decode(cell) if cell.what == "decode" else self._prefill(cell)
+        made()
+        if cell.what == "prefill":
+            self._prefill(cell, first=True)()
+        return made
+
+    def _prefill(self, cell: Cell, *, first: bool = False) -> Callable[[], None]:
+        """One prompt into a cache of its own; first: and its first token to the host."""
         tokens = buckets.TOKENS_ON_GPU if self.gpu else buckets.TOKENS_ELSEWHERE
+        context = cell.context
         prompt = np.random.default_rng(0).integers(0, self.config.vocab, (1, 2 * context + 64))
 
-        def fill():
+        def call():
             cache = self.programs.empty(1, self._slots(context), self.dtype)
             for start, size in buckets.chunks(context, 1, tokens):
                 part = prompt[:, start : start + size].astype(np.int32)
                 length = np.array([context], np.int32)
                 cache = self.programs.prefill(self.leaves, cache, part, np.int32(start), length)
-            return cache
+            if first:
+                np.asarray(self._step(cache, self._rows(1), 1)[2].token_BR)
+            else:
+                jax.block_until_ready(cache)
 
-        first, ms = _times(lambda: jax.block_until_ready(fill()))
+        return call
 
-        def first_token():
-            _, _, drawn = self._step(fill(), self._rows(1), 1)
-            return np.asarray(drawn.token_BR)
-
-        _, first_ms = _times(first_token)
-        floor = prefill_floor_ms(self.config, context)
-        row = _row("prefill", 1, context, context, ms, floor, first - ms / 1e3)
-        return row | {"first_token_ms": round(first_ms, 2)}
-
-    def decode(self, batch: int, context: int) -> dict:
-        """STEPS tokens a call for each row, the calls one behind the other."""
-        held = [self._filled(batch, context), self._rows(batch)]
+    def _decode(self, cell: Cell) -> Callable[[], None]:
+        """STEPS tokens for each row, one call behind the other on the same cache."""
+        held = [self._filled(cell.batch, cell.context), self._rows(cell.batch)]
 
         def call():
             held[0], held[1], drawn = self._step(*held, STEPS)
             np.asarray(drawn.token_BR)
 
-        first, ms = _times(call)
-        floor = decode_floor_ms(self.config, batch, context)
-        row = _row("decode", batch, context, batch, ms / STEPS, floor, first - ms / 1e3)
-        held.clear()
-        return row
+        return call
 
     def kernels(self, batch: int, context: int) -> list[dict]:
         """What one step of the decoding loop launches, per step: name, us, launches.
@@ -337,30 +381,25 @@ def filled_cache(config: Config, batch: int, capacity: int, context: int, dtype)
     )
 
 
-def _times(call) -> tuple[float, float]:
-    """Seconds of the first call, compilation included, and median milliseconds of later ones."""
+def _median_ms(call) -> float:
     taken = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(ROUNDS):
         start = time.perf_counter()
         call()
         taken.append(time.perf_counter() - start)
-    return taken[0], statistics.median(taken[1:]) * 1e3
+    return statistics.median(taken) * 1e3
 
 
-def _row(what, batch, context, tokens, ms, floor_ms, first_call_s) -> dict:
-    return {
-        "what": what,
-        "batch": batch,
-        "context": context,
+def _row(cell: Cell, tokens: int, ms: float, floor_ms: float) -> dict:
+    return cell._asdict() | {
         "tokens_per_s": round(tokens / ms * 1e3, 1),
         "ms": round(ms, 4),
         "floor_ms": float(f"{floor_ms:.4g}"),
         "floor_percent": round(100 * floor_ms / ms, 1),
-        "first_call_s": round(first_call_s, 2),
     }
 
 
-def _header(model: str, timed: Timed, ready_s: float) -> dict:
+def _header(model: str, timed: Timed, ready_s: float, compile_s: float) -> dict:
     memory = jax.devices()[0].memory_stats() or {}
     peak = memory.get("peak_bytes_in_use")
     return {
@@ -371,6 +410,7 @@ def _header(model: str, timed: Timed, ready_s: float) -> dict:
         "commit": _commit(),
         "parameters_gb": round(sum(leaf.nbytes for leaf in timed.leaves) / 1e9, 3),
         "ready_s": round(ready_s, 1),
+        "compile_s": round(compile_s, 1),
         "peak_gb": None if peak is None else round(peak / 1e9, 2),
     }
 

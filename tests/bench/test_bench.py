@@ -69,9 +69,16 @@ def test_a_filled_cache_lies_as_the_model_keeps_it():
 
 def test_run(monkeypatch, tmp_path):
     monkeypatch.setattr(bench.Config, "gpt_oss_20b", lambda: SMALL)
+    said = []
     report = bench.run(
-        "20b", batches=[2], contexts=[40], plot=str(tmp_path / "speed.png"), kernels=True
+        "20b",
+        batches=[2],
+        contexts=[40],
+        plot=str(tmp_path / "speed.png"),
+        kernels=True,
+        progress=said.append,
     )
+    assert said[2:] == str(report).splitlines()[3:]
     assert (tmp_path / "speed.png").stat().st_size > 10_000
     out = report.to_json()
     assert [(r["what"], r["batch"]) for r in out["rows"]] == [
@@ -83,9 +90,20 @@ def test_run(monkeypatch, tmp_path):
         assert row["tokens_per_s"] == pytest.approx(tokens / row["ms"] * 1e3, rel=0.01)
     assert out["rows"][0]["first_token_ms"] > 0
     assert str(report).count("decode") == 1
+    assert out["compile_s"] > 0
     assert out["rows"][1]["kernels"] == [] or jax.default_backend() == "gpu"
     with pytest.raises(ValueError, match="context must lie in 1..272; got 300"):
         bench.run("20b", contexts=[300])
+
+
+def test_cells_are_measured_as_named(monkeypatch):
+    monkeypatch.setattr(bench.Config, "gpt_oss_20b", lambda: SMALL)
+    cells = [bench.Cell("decode", 2, 40), bench.Cell("decode", 1, 7)]
+    rows = bench.run("20b", cells=cells).rows
+    assert [(r["what"], r["batch"], r["context"]) for r in rows] == [
+        ("decode", 2, 40),
+        ("decode", 1, 7),
+    ]
 
 
 def test_random_model_is_whole_and_finite():
