@@ -13,7 +13,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -130,7 +130,7 @@ def run(
     cells: list[Cell] | None = None,
     plot: str | None = None,
     mesh: Mesh | None = None,
-    kernels: bool = False,
+    kernels: Collection[Cell] = (),
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Measures every pair of batch and context, and prefill once a context.
@@ -138,7 +138,7 @@ def run(
     model: "tiny", "20b" or "120b" (random weights, packed experts), else what `load` takes.
     cells: measure these instead of the pairs.
     plot: file for a picture of speed against the floor. mesh: over which the model lies.
-    kernels: add to each decode row what its step launches (one more compilation each).
+    kernels: decode cells to whose row is added what a step launches (a compilation more for each).
     progress: gets a line of text as each thing is done.
     Floors are those of one H200 whatever the device, so that reports can be compared.
 
@@ -169,7 +169,7 @@ def run(
     for cell in cells:
         rows.append(timed.measure(cell))
         progress(line(rows[-1]))
-        if kernels and cell.what == "decode":
+        if cell in kernels:
             rows[-1]["kernels"] = timed.kernels(cell.batch, cell.context)
     report = Report(_header(model, timed, ready, compiled), rows)
     if plot is not None:

@@ -75,7 +75,7 @@ def test_run(monkeypatch, tmp_path):
         batches=[2],
         contexts=[40],
         plot=str(tmp_path / "speed.png"),
-        kernels=True,
+        kernels=[bench.Cell("decode", 2, 40)],
         progress=said.append,
     )
     assert said[2:] == str(report).splitlines()[3:]
