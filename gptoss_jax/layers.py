@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from .config import Config
+from .kernels.linear.reference import rms_norm
 
 
 def einsum(letters: str, *operands: Array) -> Float[Array, "..."]:
@@ -38,10 +39,7 @@ class RMSNorm(nnx.Module):
         self.scale_D = nnx.Param(jnp.ones(config.embed, jnp.float32))
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(mean_square + jnp.float32(self.eps))
-        return (wide * self.scale_D[...]).astype(x.dtype)
+        return rms_norm(x, self.scale_D[...], self.eps)
 
 
 def dense_backend(mesh: Mesh | None, backend: str | None) -> str | None:

@@ -30,12 +30,12 @@ def linear(
 
 
 def rms_norm(
-    x_NI: Float[Array, "N I"], scale_I: Float[Array, " I"], eps: float
-) -> Float[Array, "N I"]:
+    x_I: Float[Array, "*N I"], scale_I: Float[Array, " I"], eps: float
+) -> Float[Array, "*N I"]:
     """x / sqrt(mean(x^2) + eps) * scale in float32, then rounded to x's dtype."""
-    wide = x_NI.astype(jnp.float32)
+    wide = x_I.astype(jnp.float32)
     wide *= jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale_I.astype(jnp.float32)).astype(x_NI.dtype)
+    return (wide * scale_I.astype(jnp.float32)).astype(x_I.dtype)
 
 
 def router(
