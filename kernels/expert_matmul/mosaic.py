@@ -1,0 +1,240 @@
+"""The Mosaic GPU form, for Hopper and many tokens: schedule, two grouped matmuls, combine.
+
+Nothing here has run on a GPU yet: it compiles for an H200, agrees with float64 when interpreted,
+and `backend=None` does not choose it.
+
+Rows are sorted by expert into slots, each expert's first at a multiple of 8 and without other
+gaps; x is gathered into them once. An expert's slots are cut into the fewest tiles of at most
+`widths[-1]` rows and those into equal parts, so 270 rows are 136 + 136, not 256 + 16.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .. import device
+from ..mxfp4.fragments import DEPTH, ROWS
+from ..routing import bound
+from ..routing.in_kernel import make_tiles
+from . import grouped
+from .weights import ExpertWeights
+
+ALIGN = 8  # rows: the swizzle's period, where a copy may start
+SHARED_BYTES = 232448  # what one block may have on Hopper
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How one matmul is cut."""
+
+    warpgroups: int = 3  # that compute, 64 weight rows each
+    stages: int = 5  # steps of 64 columns in shared memory
+
+    def shared_bytes(self, rows: int) -> int:
+        """Of the stages: tokens, weights and scales."""
+        return self.stages * (rows * DEPTH * 2 + self.warpgroups * (ROWS * DEPTH // 2 + 128))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How one layer is computed at one number of tokens."""
+
+    widths: tuple[int, ...]  # of a tile, in rows: multiples of 8 up to 256, ascending
+    gate_up: Shape
+    down: Shape
+    partial: str = "bfloat16"  # dtype of the rows that combine reads
+
+
+def heuristic(tokens: int, chosen: int, experts: int) -> Plan:
+    """By the mean number of rows of an expert; counted and compiled, not measured.
+
+    Below 64 rows a tile the decoding of weights, not the tensor core, fills a step.
+    """
+    mean = tokens * chosen / experts
+    if mean <= 32:
+        shape = Shape(warpgroups=3, stages=12)
+        return Plan(widths=(16, 32, 64), gate_up=shape, down=shape)
+    if mean <= 96:
+        shape = Shape(warpgroups=3, stages=8)
+        return Plan(widths=(32, 64, 80, 96, 128), gate_up=shape, down=shape)
+    shape = Shape(warpgroups=3, stages=6)
+    return Plan(widths=(64, 96, 112, 128, 144, 160, 176, 192), gate_up=shape, down=shape)
+
+
+def candidates(tokens: int, chosen: int, experts: int) -> list[Plan]:
+    """Plans worth timing at this size, the most promising first."""
+    mean = tokens * chosen / experts
+    first = heuristic(tokens, chosen, experts)
+    if mean <= 96:
+        two = Shape(warpgroups=2, stages=first.gate_up.stages)
+        return [
+            first,
+            dataclasses.replace(first, gate_up=two),
+            dataclasses.replace(first, gate_up=two, down=two),
+            Plan(widths=(64, 128), gate_up=two, down=first.down),
+        ]
+    two = Shape(warpgroups=2, stages=5)
+    wide = (64, 128, 136, 144, 160, 192, 224, 256)
+    return [
+        first,
+        Plan(widths=wide, gate_up=two, down=two),
+        Plan(widths=(64, 96, 112, 128), gate_up=Shape(stages=8), down=Shape(stages=8)),
+        dataclasses.replace(first, partial="float32"),
+    ]
+
+
+def require() -> None:
+    """Raises NotImplementedError where the kernel cannot run or be compiled for."""
+    version = tuple(int(part) for part in jax.__version__.split(".")[:2])
+    if version < (0, 11):
+        raise NotImplementedError(
+            f"backend 'mosaic' needs jax 0.11 or newer; this is {jax.__version__}. "
+            "Use backend='triton'."
+        )
+    device.require_nvidia("backend 'mosaic'")
+    if jax.default_backend() != "gpu":
+        return  # compiled ahead of time, for a Hopper
+    gpu = jax.devices()[0]
+    if gpu.compute_capability != "9.0":
+        raise NotImplementedError(
+            f"backend 'mosaic' is for Hopper, compute capability 9.0; {gpu.device_kind} has "
+            f"{gpu.compute_capability}. Use backend='triton'."
+        )
+
+
+def expert_matmul(
+    x_ND: Array,
+    ids_NX: Array,
+    weights_NX: Array,
+    experts: ExpertWeights,
+    *,
+    limit: float | None,
+    alpha: float,
+    out_dtype: jnp.dtype,
+    plan: Plan | None = None,
+    interpret: bool = False,
+) -> Array:
+    """As the reference, from mxfp4.fragments; x in bfloat16. plan None: `heuristic`.
+
+    interpret: on a CPU, with jax's simulator of shared memory and barriers; small shapes only.
+
+    Raises:
+        NotImplementedError: for jax before 0.11, a device that is no Hopper, activations that are
+            not bfloat16, biases that are neither bfloat16 nor float32.
+    """
+    if not interpret:
+        require()
+    if x_ND.dtype != jnp.bfloat16:
+        raise NotImplementedError(
+            f"mosaic experts multiply bfloat16 activations; got {x_ND.dtype}. Use backend='xla'."
+        )
+    for name in ("gate_up_bias", "down_bias"):
+        dtype = getattr(experts, name).dtype
+        if dtype not in (jnp.bfloat16, jnp.float32):
+            raise NotImplementedError(f"mosaic experts add bfloat16 or float32 biases; got {dtype}")
+    if plan is None:
+        plan = heuristic(ids_NX.shape[0], ids_NX.shape[1], experts.count)
+    return _layer(
+        x_ND,
+        ids_NX,
+        weights_NX,
+        experts,
+        limit=limit,
+        alpha=alpha,
+        out_dtype=out_dtype,
+        plan=plan,
+        processors=2 if interpret else _processors(),
+        interpret=interpret,
+    )
+
+
+def _processors() -> int:
+    """Of the GPU that runs here; an H200's where there is none to ask."""
+    return getattr(jax.devices()[0], "core_count", 132) if jax.default_backend() == "gpu" else 132
+
+
+def tiles_of(expert_G: Array, experts: int, widest: int, count: int) -> tuple[Array, ...]:
+    """expert_T, start_T (in groups of 8 slots), size_T (in slots) of tiles up to `widest` rows.
+
+    expert_G: the expert of each group of 8 slots, ascending, -1 past the end.
+
+    >>> tiles_of(jnp.array([0, 0, 0, 2, -1]), 3, 16, 4)       # 3 groups in tiles of at most 2
+    expert 0 0 2 -1, start 0 2 3 0, size 16 8 8 0
+    """
+    expert_E = jnp.arange(experts, dtype=jnp.int32)
+    real_GE = expert_G[:, None] >= 0
+    groups_E = jnp.sum(expert_G[:, None] == expert_E, axis=0, dtype=jnp.int32)
+    first_E = jnp.sum(real_GE & (expert_G[:, None] < expert_E), axis=0, dtype=jnp.int32)
+    most = widest // ALIGN
+    tiles_E = (groups_E + (most - 1)) // most
+    share_E = (groups_E + jnp.maximum(tiles_E, 1) - 1) // jnp.maximum(tiles_E, 1)
+    before_E = jnp.sum(jnp.where(expert_E[:, None] > expert_E, tiles_E, 0), axis=1)
+    tile_T = jnp.arange(count, dtype=jnp.int32)
+    rank_TE = tile_T[:, None] - before_E
+    here_TE = (rank_TE >= 0) & (rank_TE < tiles_E)
+    start_TE = first_E + rank_TE * share_E
+    size_TE = jnp.minimum(share_E, groups_E - rank_TE * share_E) * ALIGN
+    expert_T = jnp.sum(jnp.where(here_TE, expert_E + 1, 0), axis=1, dtype=jnp.int32) - 1
+    start_T = jnp.sum(jnp.where(here_TE, start_TE, 0), axis=1, dtype=jnp.int32)
+    size_T = jnp.sum(jnp.where(here_TE, size_TE, 0), axis=1, dtype=jnp.int32)
+    return expert_T, start_T, size_T
+
+
+# A jit of its own: a model of 24 layers then traces the kernels once.
+@functools.partial(
+    jax.jit, static_argnames=("limit", "alpha", "out_dtype", "plan", "processors", "interpret")
+)
+def _layer(
+    x_ND, ids_NX, weights_NX, experts, *, limit, alpha, out_dtype, plan, processors, interpret
+):
+    from .mosaic_kernel import matmul  # needs jax 0.11
+
+    chosen, widest = ids_NX.shape[1], plan.widths[-1]
+    ids_M = ids_NX.reshape(-1)
+    groups = bound(ids_M.size, experts.count, ALIGN)
+    expert_G, _, row_S, slot_M = make_tiles(
+        ids_M, experts.count, ALIGN, groups, interpret=interpret
+    )
+    tiles = tiles_of(expert_G, experts.count, widest, bound(ids_M.size, experts.count, widest))
+    # Slots that hold no row have garbage in row_S; what is computed from them is never read.
+    token_S = jnp.clip(row_S[: groups * ALIGN] // chosen, 0, x_ND.shape[0] - 1)
+    x_SD = x_ND[jnp.pad(token_S, (0, widest))]
+    common = dict(
+        widths=plan.widths,
+        wide=experts.layout == "mosaic_wide",
+        processors=processors,
+        interpret=interpret,
+    )
+    h_SF = matmul(
+        x_SD,
+        tiles,
+        experts.gate_up_blocks,
+        experts.gate_up_scales,
+        experts.gate_up_bias,
+        shape=plan.gate_up,
+        gate=(limit, alpha),
+        out_dtype=x_ND.dtype,
+        **common,
+    )
+    y_SD = matmul(
+        h_SF,
+        tiles,
+        experts.down_blocks,
+        experts.down_scales,
+        experts.down_bias,
+        shape=plan.down,
+        gate=None,
+        out_dtype=jnp.dtype(plan.partial),
+        **common,
+    )
+    return grouped.combine(
+        y_SD,
+        slot_M,
+        weights_NX,
+        None,
+        out_dtype=out_dtype,
+        interpret=interpret,
+    )
