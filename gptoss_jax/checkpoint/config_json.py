@@ -7,13 +7,13 @@
 Whatever changes what the model computes is read and honoured, or refused by name.
 """
 
-import math
 from typing import Any
 
 from ..config import Config
 
 _MISSING = object()
 _LAYER_TYPES = {"sliding_attention": True, "full_attention": False}
+_MAX_LAYERS = 10_000  # 120b has 36; a list is made of them before a tensor is looked at
 # What transformers assumes where a config says nothing of rotary positions.
 _PUBLISHED_ROPE = {
     "rope_type": "yarn",
@@ -57,14 +57,14 @@ class _Reader:
     def inside(self, key: str) -> "_Reader":
         value = self.values[key]
         if not isinstance(value, dict):
-            self.problems.append(f"{key} must be an object; got {value!r}")
+            self.problems.append(f"{key} must be an object; got {value!r:.80}")
             value = {}
         return _Reader(value, f"{self.where}{key}.", self.problems)
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def whole(self, key: str, default=_MISSING) -> int:
+    def whole(self, key: str, default=_MISSING, *, most: int = 2**31 - 1) -> int:
         value = self._get(key, default)
         if value is _MISSING:
             return 1
@@ -72,6 +72,8 @@ class _Reader:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             return self._wrong(key, "must be a whole number of at least 1", value)
+        if value > most:
+            return self._wrong(key, f"must be at most {most}", value)
         return value
 
     def real(self, key: str, default=_MISSING) -> float:
@@ -80,7 +82,7 @@ class _Reader:
             return 1.0
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return float(self._wrong(key, "must be a number", value))
-        if not math.isfinite(value):
+        if not abs(value) < 1e300:  # NaN and infinity; float() of whole numbers beyond it raises
             return float(self._wrong(key, "must be finite", value))
         return float(value)
 
@@ -90,7 +92,7 @@ class _Reader:
         if value is not None and (
             value != only or isinstance(value, bool) != isinstance(only, bool)
         ):
-            self.problems.append(f"{self.where}{key} {value!r} is not implemented: {why}")
+            self.problems.append(f"{self.where}{key} {value!r:.80} is not implemented: {why}")
 
     def ids(self, key: str) -> tuple[int, ...]:
         value = self.values.get(key)
@@ -109,7 +111,7 @@ class _Reader:
         return default
 
     def _wrong(self, key: str, must: str, value) -> int:
-        self.problems.append(f"{self.where}{key} {must}; got {value!r}")
+        self.problems.append(f"{self.where}{key} {must}; got {value!r:.80}")
         return 1
 
 
@@ -117,15 +119,19 @@ def _from_hf(read: _Reader) -> dict[str, Any]:
     v = read.values
     named = v.get("architectures")
     if named is not None and named != ["GptOssForCausalLM"]:
-        read.problems.append(f"architectures {named!r}; only GptOssForCausalLM is implemented here")
+        read.problems.append(
+            f"architectures {named!r:.80}; only GptOssForCausalLM is implemented here"
+        )
     elif v.get("model_type", "gpt_oss") != "gpt_oss":
-        read.problems.append(f"model_type {v['model_type']!r}; only 'gpt_oss' is implemented here")
+        read.problems.append(
+            f"model_type {v['model_type']!r:.80}; only 'gpt_oss' is implemented here"
+        )
     if read.problems:  # nothing else in it need make sense
         return {}
     read.same("attention_bias", True, "gpt-oss has biases on q, k, v and o")
     read.same("tie_word_embeddings", False, "gpt-oss has an unembedding of its own")
     read.same("hidden_act", "silu", "gpt-oss has a clamped SwiGLU")
-    layers = read.whole("num_hidden_layers")
+    layers = read.whole("num_hidden_layers", most=_MAX_LAYERS)
     fields = _common(read, layers)
     fields["experts"] = read.whole("num_local_experts")
     chosen = "num_experts_per_tok" if read.has("num_experts_per_tok") else "experts_per_token"
@@ -173,7 +179,9 @@ def _sliding(read: _Reader, layers: int) -> tuple[bool, ...] | None:
         return None
     known = isinstance(types, list) and all(isinstance(t, str) and t in _LAYER_TYPES for t in types)
     if not known:
-        read.problems.append(f"layer_types must list {' or '.join(_LAYER_TYPES)}; got {types!r}")
+        read.problems.append(
+            f"layer_types must list {' or '.join(_LAYER_TYPES)}; got {types!r:.80}"
+        )
         return None
     if len(types) != layers:
         read.problems.append(
@@ -198,13 +206,13 @@ def _rope(read: _Reader) -> dict[str, Any]:
 def _rope_of(read: _Reader, rope: _Reader) -> dict[str, Any]:
     kind = rope.values.get("rope_type", rope.values.get("type"))
     if kind != "yarn":
-        rope.problems.append(f"{rope.where}rope_type {kind!r}; gpt-oss has 'yarn'")
+        rope.problems.append(f"{rope.where}rope_type {kind!r:.80}; gpt-oss has 'yarn'")
     for key in ("attention_factor", "mscale", "mscale_all_dim"):
         rope.same(key, None, "only YaRN's own concentration 0.1·ln(factor) + 1")
     rope.same("partial_rotary_factor", 1.0, "every channel of a head turns")
     truncate = rope.values.get("truncate", True)  # transformers' default; the published say false
     if not isinstance(truncate, bool):
-        rope.problems.append(f"{rope.where}truncate must be true or false; got {truncate!r}")
+        rope.problems.append(f"{rope.where}truncate must be true or false; got {truncate!r:.80}")
     theta = rope if rope.has("rope_theta") else read
     original = "original_max_position_embeddings"
     if rope.has(original) or not read.has("initial_context_length"):
@@ -222,7 +230,7 @@ def _rope_of(read: _Reader, rope: _Reader) -> dict[str, Any]:
 
 
 def _from_original(read: _Reader) -> dict[str, Any]:
-    layers = read.whole("num_hidden_layers")
+    layers = read.whole("num_hidden_layers", most=_MAX_LAYERS)
     fields = _common(read, layers)
     fields["experts"] = read.whole("num_experts")
     fields["experts_per_token"] = read.whole("experts_per_token")

@@ -1,9 +1,11 @@
 """Finding a checkpoint: the folder a name means, its files, and what is not a checkpoint for us."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +110,15 @@ def _cached(name: str) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """Raises ValueError for what is not JSON."""
+    """Raises ValueError for what is not JSON or cannot be read, FileNotFoundError for no file."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for a writer
+            raise OSError(errno.EINVAL, "it is a folder, pipe or device")
         return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise ValueError(f"{path.name} cannot be read: {e.strerror}.") from None
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{path.name} is no valid JSON ({e}).") from None
 
@@ -133,6 +141,8 @@ def open_folder(folder: Path) -> Files:
             files.files.append(open_file(folder / name))
         except FileNotFoundError:
             files.problems.append(f"{name} is missing.")
+        except OSError as e:
+            files.problems.append(f"{name} cannot be read: {e.strerror}.")
         except CheckpointError as e:
             files.problems += [f"{name}: {p}" for p in e.problems]
     for file in files.files:
@@ -150,7 +160,7 @@ def open_folder(folder: Path) -> Files:
 def _placed(files: Files) -> dict[str, str] | list[str]:
     """{tensor: file} from the index, or a list of files where there is none."""
     folder = files.folder
-    single, index = (folder / SINGLE).is_file(), (folder / INDEX).is_file()
+    single, index = (os.path.lexists(folder / name) for name in (SINGLE, INDEX))
     if single and index:
         files.problems.append(f"both {SINGLE} and {INDEX} are here; remove the one that is stale.")
         return []
@@ -189,9 +199,11 @@ def _read_index(files: Files) -> dict[str, str]:
     try:
         index = read_json(files.folder / INDEX)
         weight_map = index["weight_map"]
-        good = all(isinstance(v, str) for v in weight_map.values()) and bool(weight_map)
-    except ValueError as e:
-        files.problems.append(str(e))
+        good = bool(weight_map) and all(
+            name.isprintable() and isinstance(file, str) for name, file in weight_map.items()
+        )
+    except (ValueError, FileNotFoundError) as e:  # no file: a link that leads nowhere
+        files.problems.append(f"{INDEX} is missing." if isinstance(e, OSError) else str(e))
         return {}
     except (KeyError, TypeError, AttributeError):
         good = False
@@ -206,7 +218,7 @@ def _read_index(files: Files) -> dict[str, str]:
         elif name not in outside:
             outside.add(name)
             files.problems.append(
-                f"{INDEX}: {tensor} is said to be in {name!r}; only safetensors of this very "
+                f"{INDEX}: {tensor} is said to be in {name!r:.200}; only safetensors of this very "
                 "folder are read."
             )
     metadata = index.get("metadata")

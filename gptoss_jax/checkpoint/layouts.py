@@ -10,7 +10,7 @@ from . import names
 from .config_json import config_from_json
 from .errors import CheckpointError
 from .files import Files, find, open_folder
-from .names import BLOCK, Fill
+from .names import BLOCK, ONE_EACH, Fill
 from .safetensors_file import LazyTensor
 
 # One tensor name that only this layout has.
@@ -101,7 +101,7 @@ def open_checkpoint(path) -> Checkpoint:
     elif found.config is not None:
         found.problems += _mismatches(found)
     quantized = files.config.get("quantization_config")
-    if found.layout in ("hf-bf16", "hf-per-expert") and quantized:
+    if found.layout in ("hf-bf16", ONE_EACH) and quantized:
         found.notes.append("config.json says mxfp4; the experts are stored dense and read so.")
     return found
 
@@ -139,6 +139,12 @@ def _mismatches(found: Checkpoint) -> Iterator[str]:
     config, tensors = found.config, found.files.tensors
     if widths := [f"{n} {w}" for n, w in _widths(config) if w % BLOCK and found.packed]:
         yield f"MXFP4 packs blocks of {BLOCK}; {' and '.join(widths)} cannot be packed."
+        return
+    if config.layers * (config.experts if found.layout == ONE_EACH else 1) > len(tensors):
+        yield (
+            f"config.json has {config.layers} layers of {config.experts} experts; "
+            f"the files hold {len(tensors)} tensors."
+        )
         return
     found.fills = list(names.fills(found.layout, config))
     floating = _floating(found)

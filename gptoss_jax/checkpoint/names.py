@@ -235,6 +235,7 @@ DESCRIPTIONS = {
     "original": "OpenAI's original/, experts in MXFP4",
 }
 PACKED = {"hf-mxfp4", "original"}
+ONE_EACH = "hf-per-expert"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ import json
 import math
 import mmap
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,6 +33,8 @@ DTYPES = {
 # Known elsewhere, used by no layout read here: named in the error instead of "unknown".
 _OTHER_DTYPES = "BOOL I8 I16 I32 I64 U16 U32 U64 F64 F8_E4M3 F8_E5M2 F4 C64".split()
 MAX_HEADER = 100_000_000  # bytes; the safetensors library's own limit
+MAX_NAME = 200  # characters; no published name reaches 60
+MAX_RANK = 8  # axes; no tensor of any layout has more than four
 
 
 class Counter:
@@ -118,10 +121,14 @@ class TensorFile:
 def open_file(path: str | Path) -> TensorFile:
     """Maps a file and checks its header.
 
-    Raises CheckpointError with everything in the header that is not true of the file.
+    Raises CheckpointError with everything in the header that is not true of the file, and OSError
+    where it cannot be read.
     """
     path = Path(path)
-    size = path.stat().st_size
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device has no end
+        raise CheckpointError(path, ["a folder, pipe or device, not a file."])
+    size = status.st_size
     with path.open("rb") as f:
         start = f.read(8)
         if start == b"version ":
@@ -151,7 +158,9 @@ def open_file(path: str | Path) -> TensorFile:
         problems.append("__metadata__ must map names to strings.")
     entries = {}
     for name, entry in parsed.items():
-        if complaint := _complaint(entry):
+        if not name.isprintable() or len(name) > MAX_NAME:  # it would be printed in every report
+            problems.append(f"{name[:MAX_NAME]!a} is no name of a tensor.")
+        elif complaint := _complaint(entry):
             problems.append(f"{name}: {complaint}")
         else:
             entries[name] = (entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
@@ -225,7 +234,9 @@ def _parse(path: Path, raw: bytes) -> dict:
     if not isinstance(header, dict):
         raise CheckpointError(path, ["not a safetensors file: its header is no JSON object."])
     if repeated:
-        raise CheckpointError(path, [f"the header names {n!r} more than once." for n in repeated])
+        raise CheckpointError(
+            path, [f"the header names {n!r:.200} more than once." for n in repeated]
+        )
     return header
 
 
@@ -237,13 +248,15 @@ def _complaint(entry) -> str | None:
     if not isinstance(stored, str) or stored not in DTYPES:
         known = "no gpt-oss layout holds that" if stored in _OTHER_DTYPES else "no such dtype"
         return f"stored as {stored!r}: {known}."
-    if not isinstance(shape, list) or not all(_is_size(n) for n in shape):
-        return f"shape {shape!r} is no list of sizes."
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
+        return f"shape {shape!r:.200} is no list of sizes."
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(n) for n in offsets):
-        return f"data_offsets {offsets!r} are no two positions."
+        return f"data_offsets {offsets!r:.200} are no two positions."
     promised, given = nbytes(stored, tuple(shape)), offsets[1] - offsets[0]
     if promised != given:
         return f"{stored} {shape} takes {promised} bytes; data_offsets {offsets} give it {given}."
+    if math.prod(n or 1 for n in shape) >= 2**63:  # nothing times 2**99: NumPy cannot hold it
+        return f"shape {shape} is no list of sizes."
     return None
 
 

@@ -1,5 +1,6 @@
 """What a checkpoint says about its tokens: which end a turn, and how many have a text."""
 
+import os
 from pathlib import Path
 
 from ..text import Tokenizer, harmony
@@ -31,7 +32,7 @@ def tokens(found: Checkpoint) -> tuple[tuple[int, ...], int | None]:
         pass
     except ValueError as e:
         problems.append(str(e))
-    if (folder / "tokenizer.json").is_file():
+    if os.path.lexists(folder / "tokenizer.json"):  # a link that leads nowhere is no missing file
         try:
             tokenizer = Tokenizer.load(folder)
         except ValueError as e:
@@ -49,8 +50,10 @@ def tokens(found: Checkpoint) -> tuple[tuple[int, ...], int | None]:
 
 
 def _ids(generation) -> list[int]:
-    value = generation.get("eos_token_id") if isinstance(generation, dict) else None
+    if not isinstance(generation, dict):
+        raise ValueError(f"{GENERATION} must hold a JSON object.")
+    value = generation.get("eos_token_id")
     listed = [] if value is None else value if isinstance(value, list) else [value]
     if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in listed):
-        raise ValueError(f"{GENERATION}: eos_token_id must be token ids; got {value!r}.")
+        raise ValueError(f"{GENERATION}: eos_token_id must be token ids; got {value!r:.80}.")
     return listed

@@ -34,6 +34,14 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_of_character()
+# Every byte that UTF-8 can hold, upper case, a ligature, no space in front: what a missing token, a
+# normaliser or a prefix would change.
+_PROBE = (
+    "".join(map(chr, range(0xC0)))
+    + "".join(map(chr, [*range(0xC0, 0x800, 0x40), *range(0x800, 0xFFFF, 0x800)]))
+    + "\ufb01\U00010000\U00040000\U00080000\U000c0000\U00100000"
+)
+_PROBE = _PROBE.replace("\ud800", "")
 
 
 class Tokenizer:
@@ -48,7 +56,10 @@ class Tokenizer:
     size: int
 
     def __init__(self, inner: tokenizers.Tokenizer):
-        """Takes over a loaded `tokenizers.Tokenizer`. Raises ValueError unless it is byte-level."""
+        """Takes over a loaded `tokenizers.Tokenizer`.
+
+        Raises ValueError unless it is byte-level and gives every text back.
+        """
         decoder = json.loads(inner.decoder.__getstate__())["type"] if inner.decoder else None
         if decoder != "ByteLevel":
             raise ValueError(
@@ -68,8 +79,19 @@ class Tokenizer:
         inner.no_padding()
         self._inner = inner
         self.special = {token.content: id for id, token in added.items()}
-        self.size = 1 + max(inner.get_vocab(with_added_tokens=True).values())
+        vocab = inner.get_vocab(with_added_tokens=True)
+        self.size = 1 + max(vocab.values(), default=-1)
         self._name_of = {id: name for name, id in self.special.items()}
+        strange = set("".join(vocab.keys() - self.special.keys())) - _BYTE_OF.keys()
+        if strange or self.decode(self.encode(_PROBE)) != _PROBE:
+            raise ValueError(
+                "this tokenizer.json does not give text back: "
+                + (
+                    f"its tokens hold {min(strange)!r}, which stands for no byte."
+                    if strange
+                    else "tokens are missing, or text is changed before it is cut into them."
+                )
+            )
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "Tokenizer":

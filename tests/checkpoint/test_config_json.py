@@ -146,6 +146,39 @@ def test_nonsense_is_refused_by_name(key):
     assert names.get(key, leaf).rpartition(".")[2] in str(caught.value)
 
 
+HOSTILE = [None, True, False, "", "7", "\ud800", [], [None], {}, {"a": 1}, 0, -1, 1.5, -0.0, 1e-320,
+           10**12, 10**400, -(10**400), float("inf"), float("nan"), "x" * 10**5]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", [checkpoints.config_hf(TINY), checkpoints.config_hf(
+    TINY, family=5), checkpoints.config_original(TINY)], ids=["4", "5", "original"])  # fmt: skip
+def test_any_value_of_any_key_is_read_or_refused_in_a_short_line(written):
+    """JSON of any kind: nothing but ValueError, nothing that takes long, no message without end."""
+    places = [(written, key) for key in written]
+    for key, value in written.items():
+        if key.startswith("rope_") and isinstance(value, dict):
+            places += [(value, inner) for inner in value]
+    for where, key in places:
+        before = where[key]
+        for value in HOSTILE:
+            where[key] = value
+            try:
+                config_from_json(written)
+            except ValueError as e:
+                assert len(str(e).encode()) < 400, (key, value)
+        where[key] = before
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [("num_hidden_layers", 10_001), ("vocab_size", 2**31), ("rope_theta", 10**400),
+     ("rms_norm_eps", -(10**400)), ("num_hidden_layers", 1e308)],
+)  # fmt: skip
+def test_numbers_beyond_any_model(key, value):
+    with pytest.raises(ValueError, match=key):
+        config_from_json(checkpoints.config_hf(TINY) | {key: value})
+
+
 def test_all_nonsense_is_named_together():
     values = checkpoints.config_hf(TINY) | {
         "hidden_size": -1,

@@ -1,6 +1,7 @@
 """Which folder is meant, which files belong to it, and what is not a checkpoint for us."""
 
 import json
+import os
 import shutil
 
 import checkpoints
@@ -101,7 +102,18 @@ def test_index_entry_that_is_no_name(sharded, value):
     assert "holds no weight_map" in problems(sharded)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": {}}',
+        '{"weight_map": 3}',
+        '{"weight_map": {"\\n": "a"}}',
+    ],
+)
 def test_broken_index(sharded, text):
     (sharded / INDEX).write_text(text)
     assert INDEX in problems(sharded)
@@ -145,6 +157,25 @@ def test_files_that_do_not_say_how_they_belong_together(plain):
     load(plain)
     shutil.copy(plain / "a.safetensors", plain / "b.safetensors")
     assert "do not say which belong together" in problems(plain)
+
+
+@pytest.mark.parametrize("name", [INDEX, "model-00001-of-00002.safetensors", "config.json",
+                                  "generation_config.json", "tokenizer.json"])  # fmt: skip
+@pytest.mark.parametrize("target", ["nowhere", "itself", "a folder", "a pipe"])
+def test_what_stands_where_a_file_should(sharded, name, target):
+    """Links that lead nowhere (a cache half deleted), folders, pipes: named, and not waited for."""
+    path = sharded / name
+    path.unlink(missing_ok=True)
+    if target == "a folder":
+        path.mkdir()
+    elif target == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path if target == "itself" else sharded / "nothing")
+    if (name, target) == ("generation_config.json", "nowhere"):
+        return  # as good as none
+    assert name in problems(sharded)
+    assert any(name in problem for problem in gj.inspect(sharded).problems)
 
 
 def test_total_size_that_lies_is_a_note(sharded):

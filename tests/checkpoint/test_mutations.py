@@ -81,6 +81,29 @@ def test_no_experts_at_all(tmp_path, layout, leaf):
         load(folder)
 
 
+@pytest.mark.parametrize(
+    "layout, key, value",
+    [("mxfp4", "num_hidden_layers", 9_999), ("linear", "num_local_experts", 2**31 - 1)],
+)
+def test_a_config_of_more_than_the_files_hold_is_not_listed_name_by_name(
+    tmp_path, layout, key, value
+):
+    def rename(tensors):
+        for name in [n for n in tensors if n.endswith("down_proj_blocks")]:
+            tensors[name.replace("down_proj_blocks", "down_projs.0.weight")] = tensors.pop(name)
+        for name in [n for n in tensors if n.endswith(("_blocks", "_scales"))]:
+            del tensors[name]
+
+    def grow(values):
+        del values["layer_types"]
+        values[key] = value
+
+    change = rename if layout == "linear" else None
+    folder = edited.folder(tmp_path / "x", change=change, weights=WEIGHTS, config=grow)
+    with pytest.raises(CheckpointError, match=f"{value} (layers|experts).*; the files hold"):
+        load(folder)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_tensor_truncated(tmp_path, layout):
     """A download that stopped inside any tensor: all from there on are named."""

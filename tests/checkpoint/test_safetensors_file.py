@@ -1,5 +1,7 @@
 """Headers that lie, files cut short, and bits that must not change."""
 
+import os
+
 import checkpoints
 import edited
 import ml_dtypes
@@ -8,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from gptoss_jax.checkpoint import CheckpointError, count_bytes
-from gptoss_jax.checkpoint.safetensors_file import open_file, write_file
+from gptoss_jax.checkpoint.safetensors_file import header, open_file, write_file
 
 
 def entry(dtype="U8", shape=(4,), offsets=(0, 4)):
@@ -17,14 +19,25 @@ def entry(dtype="U8", shape=(4,), offsets=(0, 4)):
 
 HOSTILE = {
     "overlap": ({"a": entry(), "b": entry(offsets=(2, 6))}, 6, "b: its data begin at 2, inside a"),
+    "overlap of one byte": ({"a": entry(), "b": entry(offsets=(3, 7))}, 7, "b: .* 3, inside a"),
     "hole": ({"a": entry(), "b": entry(offsets=(6, 10))}, 10, "b: .* 2 bytes after the end of a"),
     "past the end": ({"a": entry(offsets=(0, 4))}, 3, "a: truncated"),
     "far past the end": ({"a": entry(shape=(2**62,), offsets=(0, 2**62))}, 4, "a: truncated"),
     "more than named": ({"a": entry()}, 9, "5 bytes follow the last tensor"),
+    "one byte more": ({"a": entry()}, 5, "1 bytes follow the last tensor"),
+    "room for more": ({"a": entry(shape=(3,))}, 4, r"U8 \[3\] takes 3 bytes; .* give it 4"),
     "wrong size": ({"a": entry("F32")}, 4, r"F32 \[4\] takes 16 bytes; data_offsets .* give it 4"),
     "backwards": ({"a": entry(offsets=(4, 0))}, 4, "give it -4"),
     "negative": ({"a": entry(shape=(-4,))}, 4, "no list of sizes"),
     "overflowing product": ({"a": entry(shape=(2**32, 2**32), offsets=(0, 0))}, 0, "takes 1844674"),
+    "minus one": ({"a": entry(shape=(-1,), offsets=(0, -1))}, 0, "no list of sizes"),
+    "from minus one": ({"a": entry(offsets=(-1, 3))}, 3, "no two positions"),
+    "nothing times everything": ({"a": entry(shape=(0, 2**62, 2**62), offsets=(0, 0))}, 0,
+                                 "no list of sizes"),
+    "70 axes": ({"a": entry(shape=(1,) * 70, offsets=(0, 1))}, 1, "no list of sizes"),
+    "name of two lines": ({"a\nb\x1b[31m": entry()}, 4, r"'a\\nb\\x1b\[31m' is no name"),
+    "name that is no text": ({"\ud800": entry()}, 4, r"'\\ud800' is no name"),
+    "name without end": ({"a" * 100_000: entry()}, 4, "is no name"),
     "true as a size": ({"a": entry(shape=(True,), offsets=(0, 1))}, 1, "no list of sizes"),
     "fraction": ({"a": entry(shape=(4.0,))}, 4, "no list of sizes"),
     "three offsets": ({"a": entry(offsets=(0, 4, 8))}, 4, "no two positions"),
@@ -65,6 +78,15 @@ def test_file_cut_inside_its_header(tmp_path, size):
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(CheckpointError, match="truncated"):
         open_file(path)
+
+
+def test_what_is_no_file(tmp_path):
+    """A pipe would be waited for, and what a link leads to may be anything."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name in ("pipe", "link", "."):
+        with pytest.raises(CheckpointError, match="not a file"):
+            open_file(tmp_path / name)
 
 
 def test_all_faults_of_a_header_are_named(tmp_path):
@@ -110,6 +132,10 @@ def test_a_copy_does_not_follow_the_file(tmp_path):
         f.seek(-10, 2)
         f.write(b"\1" * 10)
     assert not before.any()
+
+
+def test_data_begin_at_a_multiple_of_eight():
+    assert {len(header({"n" * n: ("U8", (1,))})[0]) % 8 for n in range(1, 9)} == {0}
 
 
 def test_written_files_are_read_by_the_safetensors_library(tmp_path):

@@ -1,6 +1,8 @@
 import hashlib
+import json
 import random
 
+import checkpoints
 import o200k as published
 import pytest
 import tokenizers
@@ -149,6 +151,29 @@ def test_what_cannot_be_loaded(tmp_path):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(ValueError, match="byte-level"):
         Tokenizer(words)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.update(pre_tokenizer=None),
+        lambda t: t["pre_tokenizer"].update(add_prefix_space=True),
+        lambda t: t.update(normalizer={"type": "NFKC"}),
+        lambda t: t.update(normalizer={"type": "Lowercase"}),
+        lambda t: t["model"].update(vocab={}),
+        lambda t: t["model"]["vocab"].pop("Ċ"),
+        lambda t: t["model"]["vocab"].pop("Ã"),
+        lambda t: t["model"]["vocab"].update({"日本": 265}),
+    ],
+    ids="uncut prefix NFKC lower empty newline C3 foreign".split(),
+)
+def test_a_tokenizer_that_does_not_give_text_back_is_refused(tmp_path, change):
+    """Damaged, or of another kind: some letter would be lost in silence."""
+    values = checkpoints.tokenizer_json()
+    change(values)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="does not give text back"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_missing_control_token_is_named(make_bytes_only):
