@@ -83,6 +83,11 @@ def ring_slots(positions_BT: Int[Array, "B T"], window: int) -> Int[Array, "B T"
 
 
 def store_positions(pos_BS: Array, positions_BT: Array, slot_BT: Array) -> Int[Array, "B S"]:
-    """The slots' positions after `store` with the same slots."""
+    """The slots' positions after `store` with the same slots.
+
+    One position a row is a select, which XLA joins with what reads it; a scatter is three kernels.
+    """
+    if slot_BT.shape[1] == 1:
+        return jnp.where(jnp.arange(pos_BS.shape[1]) == slot_BT, positions_BT, pos_BS)
     rows = jnp.arange(slot_BT.shape[0])[:, None]
     return pos_BS.at[rows, slot_BT].set(positions_BT, mode="drop")

@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
 from ..overlap import let_next_start
-from .spans import spans
+from .spans import seen_by_one, share_of
 
 LOG2_E = math.log2(math.e)
 # Programs wanted at once: about 3 for each of an H200's 132 SMs keep enough bytes in flight.
@@ -46,7 +46,7 @@ def attention(
     S = k_BKSH.shape[2]
     if splits is None:
         splits = split_count(B * K, pl.cdiv(S, keys))
-    span_B2 = spans(q_pos_BT, k_pos_BS, window=window, queries=1, keys=keys)[:, 0]
+    seen = seen_by_one(q_pos_BT[:, 0], k_pos_BS, window=window)
 
     kernel = functools.partial(
         _partial_kernel, window=window, keys=keys, splits=splits, interpret=interpret
@@ -64,7 +64,7 @@ def attention(
         compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=interpret,
         name=f"attention_decode_{splits}",
-    )(q_BTKGH[:, 0], k_BKSH, v_BKSH, sinks_KG, q_pos_BT[:, 0], k_pos_BS, span_B2)
+    )(q_BTKGH[:, 0], k_BKSH, v_BKSH, sinks_KG, q_pos_BT[:, 0], k_pos_BS, *seen)
     if splits > 1:
         outs = add_splits(outs, sinks_KG, whole, interpret=interpret)
     return outs[:, None]
@@ -91,7 +91,8 @@ def _partial_kernel(
     sinks_ref,
     q_pos_ref,
     k_pos_ref,
-    span_ref,
+    first_ref,
+    last_ref,
     *out_refs,
     window,
     keys,
@@ -106,9 +107,7 @@ def _partial_kernel(
     gh_ok = (g < G)[:, None] & (h < H)[None, :]
     q = plt.load(q_ref.at[b, k, g[:, None], h[None, :]], mask=gh_ok, other=0)
     q_pos = q_pos_ref[b]
-    first, end = span_ref[b, 0], span_ref[b, 1]
-    share = pl.cdiv(end - first, splits)
-    begin = first + split * share
+    begin, end = share_of(first_ref[b], last_ref[b], keys, split, splits)
 
     def step(block, carry):
         slots = block * keys + jnp.arange(keys)
@@ -121,7 +120,7 @@ def _partial_kernel(
     top = jnp.full((g.size,), -jnp.inf, jnp.float32)
     total = jnp.zeros((g.size,), jnp.float32)
     acc = jnp.zeros((g.size, h.size), jnp.float32)
-    carry = jax.lax.fori_loop(begin, jnp.minimum(begin + share, end), step, (top, total, acc))
+    carry = jax.lax.fori_loop(begin, end, step, (top, total, acc))
     finish(carry, sinks_ref, out_refs, (b, k), split, splits, G, H)
 
 

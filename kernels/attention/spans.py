@@ -1,7 +1,10 @@
-"""Which blocks of slots a tile of queries has to look at."""
+"""Which slots a query, or which blocks of slots a tile of queries, has to look at."""
 
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jaxtyping import Array, Int
+
+from .reference import visible
 
 
 def spans(
@@ -46,6 +49,32 @@ def spans(
     end = blocks - jnp.argmax(needed[..., ::-1], axis=-1)
     end = jnp.where(jnp.any(needed, axis=-1), end, first)
     return jnp.stack([first, end], axis=-1).astype(jnp.int32)
+
+
+def seen_by_one(
+    q_pos_B: Int[Array, " B"], k_pos_BS: Int[Array, "B S"], *, window: int | None
+) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
+    """First and last slot that the one query of a row sees; S and -1 where it sees none.
+
+    Two reductions that XLA makes one kernel of; `spans` would be three.
+    """
+    seen_BS = visible(q_pos_B[:, None], k_pos_BS, window)[:, 0]
+    S = k_pos_BS.shape[1]
+    slot_S = jnp.arange(S, dtype=jnp.int32)
+    first_B = jnp.min(jnp.where(seen_BS, slot_S, S), axis=1)
+    last_B = jnp.max(jnp.where(seen_BS, slot_S, -1), axis=1)
+    return first_B, last_B
+
+
+def share_of(first, last, keys: int, split, splits: int):
+    """In a kernel: begin and end of the blocks of `keys` slots that one of `splits` programs takes.
+
+    first, last: of `seen_by_one`; where nothing is seen the share is empty.
+    """
+    first_block, end = first // keys, (last + keys) // keys  # -1: 0
+    share = pl.cdiv(jnp.maximum(end - first_block, 0), splits)
+    begin = first_block + split * share
+    return begin, jnp.minimum(begin + share, end)
 
 
 def _blocks(pos_BX, size):

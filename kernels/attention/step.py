@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from ..overlap import let_next_start
 from .decode import LOG2_E, add_splits, attend_block, finish, padded, split_count
-from .spans import spans
+from .spans import seen_by_one, share_of
 
 
 def append_and_attend(
@@ -46,7 +46,7 @@ def append_and_attend(
     G, S = M - 2, k_BKSH.shape[2]
     if splits is None:
         splits = split_count(B * K, pl.cdiv(S, keys))
-    span_B2 = spans(q_pos_B[:, None], k_pos_BS, window=window, queries=1, keys=keys)[:, 0]
+    seen = seen_by_one(q_pos_B, k_pos_BS, window=window)
     whole = jax.ShapeDtypeStruct((B, K, G, H), qkv_BKMH.dtype)
     parts = (
         jax.ShapeDtypeStruct((B, K, splits, G, H), jnp.float32),
@@ -65,7 +65,7 @@ def append_and_attend(
         compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=interpret,
         name=f"attention_step_{splits}",
-    )(k_BKSH, v_BKSH, qkv_BKMH, cos_BC, sin_BC, sinks_KG, q_pos_B, k_pos_BS, slot_B, span_B2)
+    )(k_BKSH, v_BKSH, qkv_BKMH, cos_BC, sin_BC, sinks_KG, q_pos_B, k_pos_BS, slot_B, *seen)
     out_BKGH = outs[0] if splits == 1 else add_splits(outs, sinks_KG, whole, interpret=interpret)
     return out_BKGH, k_BKSH, v_BKSH
 
@@ -80,7 +80,8 @@ def _kernel(
     q_pos_ref,
     k_pos_ref,
     slot_ref,
-    span_ref,
+    first_ref,
+    last_ref,
     k_out_ref,
     v_out_ref,
     *out_refs,
@@ -118,9 +119,7 @@ def _kernel(
     new_v = plt.load(qkv_ref.at[b, k, G + 1, h], mask=h_ok, other=0)
 
     q_pos, slot = q_pos_ref[b], slot_ref[b]
-    first, end = span_ref[b, 0], span_ref[b, 1]
-    share = pl.cdiv(end - first, splits)
-    begin = first + split * share
+    begin, end = share_of(first_ref[b], last_ref[b], keys, split, splits)
 
     def step(block, carry):
         slots = block * keys + jnp.arange(keys)
@@ -137,7 +136,7 @@ def _kernel(
     total = jnp.where(here, jnp.ones_like(score), jnp.zeros_like(score))
     value = jnp.where(here, new_v.astype(jnp.float32), jnp.zeros(h.size, jnp.float32))
     acc = value[None, :] + jnp.zeros((g.size, h.size), jnp.float32)
-    carry = jax.lax.fori_loop(begin, jnp.minimum(begin + share, end), step, (top, total, acc))
+    carry = jax.lax.fori_loop(begin, end, step, (top, total, acc))
     finish(carry, sinks_ref, out_refs, (b, k), split, splits, G, H)
 
     write = h_ok & (split == 0) & (slot < S)

@@ -11,7 +11,7 @@ from tolerances import BFLOAT16_OP, FLOAT32_OP
 
 from gptoss_jax.kernels import device
 from gptoss_jax.kernels.attention import attention, choose, decode, prefill, visible
-from gptoss_jax.kernels.attention.spans import spans
+from gptoss_jax.kernels.attention.spans import seen_by_one, share_of, spans
 
 
 @functools.cache
@@ -158,3 +158,21 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours():
         run = compiled(how.attention, case.window)
         turned = run(*(x if x.ndim == 2 and x.shape == (3, 8) else x[::-1] for x in args))
         np.testing.assert_array_equal(run(*args), turned[::-1])
+
+
+@pytest.mark.parametrize("case", DECODE, ids=lambda case: case.name)
+def test_one_query_sees_between_first_and_last(case):
+    _, k, _, _, q_pos, k_pos = case.make()
+    first, last = seen_by_one(q_pos[:, 0], k_pos, window=case.window)
+    seen = np.asarray(visible(q_pos, k_pos, case.window))[:, 0]
+    for row, low, high in zip(seen, first, last, strict=True):
+        slots = row.nonzero()[0]
+        assert (low, high) == ((slots[0], slots[-1]) if slots.size else (len(row), -1))
+
+
+@pytest.mark.parametrize("first, last", [(0, 0), (5, 5), (3, 40), (15, 16), (37, -1), (0, 63)])
+def test_shares_cover_what_is_seen_once(first, last):
+    for splits in (1, 4):
+        shares = [share_of(first, last, 8, split, splits) for split in range(splits)]
+        blocks = [block for begin, end in shares for block in range(int(begin), int(end))]
+        assert blocks == list(range(first // 8, last // 8 + 1))
