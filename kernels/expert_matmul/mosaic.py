@@ -48,20 +48,27 @@ class Plan:
     partial: str = "bfloat16"  # dtype of the rows that combine reads
 
 
-def heuristic(tokens: int, chosen: int, experts: int) -> Plan:
-    """By the mean number of rows of an expert; counted and compiled, not measured.
+def fitted(warpgroups: int, widest: int) -> Shape:
+    """As many stages as shared memory holds, 12 at most."""
+    one = Shape(warpgroups=warpgroups, stages=1).shared_bytes(widest)
+    # 1 KB for barriers and alignment.
+    return Shape(warpgroups=warpgroups, stages=min(12, (SHARED_BYTES - 1024) // one))
 
-    Below 64 rows a tile the decoding of weights, not the tensor core, fills a step.
-    """
+
+def _plan(widths: tuple[int, ...], gate_up: int = 3, down: int = 3, **other) -> Plan:
+    """gate_up, down: computing warpgroups."""
+    shapes = dict(gate_up=fitted(gate_up, widths[-1]), down=fitted(down, widths[-1]))
+    return Plan(widths=widths, **shapes, **other)
+
+
+# Below 64 rows a tile the decoding of weights, not the tensor core, fills a step.
+FEW, SOME, MANY = (16, 32, 64), (32, 64, 96, 128), (64, 112, 136, 160, 192)
+
+
+def heuristic(tokens: int, chosen: int, experts: int) -> Plan:
+    """By the mean number of rows of an expert; counted and compiled, not measured."""
     mean = tokens * chosen / experts
-    if mean <= 32:
-        shape = Shape(warpgroups=3, stages=12)
-        return Plan(widths=(16, 32, 64), gate_up=shape, down=shape)
-    if mean <= 96:
-        shape = Shape(warpgroups=3, stages=8)
-        return Plan(widths=(32, 64, 80, 96, 128), gate_up=shape, down=shape)
-    shape = Shape(warpgroups=3, stages=6)
-    return Plan(widths=(64, 96, 112, 128, 144, 160, 176, 192), gate_up=shape, down=shape)
+    return _plan(FEW if mean <= 32 else SOME if mean <= 96 else MANY)
 
 
 def candidates(tokens: int, chosen: int, experts: int) -> list[Plan]:
@@ -69,20 +76,18 @@ def candidates(tokens: int, chosen: int, experts: int) -> list[Plan]:
     mean = tokens * chosen / experts
     first = heuristic(tokens, chosen, experts)
     if mean <= 96:
-        two = Shape(warpgroups=2, stages=first.gate_up.stages)
         return [
             first,
-            dataclasses.replace(first, gate_up=two),
-            dataclasses.replace(first, gate_up=two, down=two),
-            Plan(widths=(64, 128), gate_up=two, down=first.down),
+            _plan(first.widths, gate_up=2),
+            _plan(first.widths, gate_up=2, down=2),
+            _plan((64, 128), gate_up=2),
         ]
-    two = Shape(warpgroups=2, stages=5)
-    wide = (64, 128, 136, 144, 160, 192, 224, 256)
     return [
         first,
-        Plan(widths=wide, gate_up=two, down=two),
-        Plan(widths=(64, 96, 112, 128), gate_up=Shape(stages=8), down=Shape(stages=8)),
-        dataclasses.replace(first, partial="float32"),
+        _plan((64, 128, 144, 192, 256), gate_up=2, down=2),
+        _plan((96, 152, 168, 176, 192)),
+        _plan((64, 96, 128)),
+        _plan(MANY, partial="float32"),
     ]
 
 

@@ -21,9 +21,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from ..mxfp4.fragments import DEPTH, ROWS
 from . import mosaic_registers as registers
 
-# Of a thread. 65,536 in all, in whole blocks of 8, dealt anew once the kernel has started.
-_LOADER = 40
-_COMPUTING = {1: 240, 2: 240, 3: 160}
+# Registers of a loading and of a computing thread. A kernel starts with 65,536 in equal parts, 168
+# or 128 a thread, and deals them anew; asking for more than there are would wait for ever.
+_REGISTERS = {2: (40, 232), 3: (32, 160)}
 
 
 def matmul(
@@ -148,7 +148,7 @@ def matmul(
             mine = block + thread
             bias = bias_gmem.at[expert, pl.ds(mine * ROWS, ROWS)]
             out = out_gmem.at[pl.ds(start, width), pl.ds(mine * span, span)]
-            common = dict(pitch=blocks * span, interpret=interpret)
+            common = dict(width=blocks * span, interpret=interpret)
             if gate:
                 limit, alpha = gate
                 registers.store_gated(sums, bias, out, size, limit=limit, alpha=alpha, **common)
@@ -158,14 +158,16 @@ def matmul(
 
         @pl.when(thread == groups)
         def _():
-            plgpu.set_max_registers(_LOADER, action="decrease")
+            if groups in _REGISTERS:
+                plgpu.set_max_registers(_REGISTERS[groups][0], action="decrease")
             each_piece(load)
             for slot in range(stages):
                 plgpu.barrier_wait(empty.at[slot])
 
         @pl.when(thread < groups)
         def _():
-            plgpu.set_max_registers(_COMPUTING[groups], action="increase")
+            if groups in _REGISTERS:
+                plgpu.set_max_registers(_REGISTERS[groups][1], action="increase")
             for slot in range(stages):
                 plgpu.barrier_arrive(empty.at[slot])
             each_piece(compute)

@@ -1,0 +1,175 @@
+"""The Mosaic form where it cannot run: its layout, its PTX instruction by instruction, refusals."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ptx
+import pytest
+from expert_cases import ALPHA, LIMIT, TABLE, random_experts, random_rows
+
+from gptoss_jax.kernels import routing
+from gptoss_jax.kernels.expert_matmul import mosaic, mosaic_ptx
+from gptoss_jax.kernels.mxfp4 import decode, fragments
+
+# Eagerly, each of their hundred small operations would be compiled by itself.
+to_fragments, from_fragments, decode_tile = map(
+    jax.jit, (fragments.to_fragments, fragments.from_fragments, fragments.decode_tile)
+)
+tiles_of = jax.jit(mosaic.tiles_of, static_argnums=(1, 2, 3))
+make_tiles = jax.jit(routing.make_tiles, static_argnums=(1, 2))
+
+
+def packed(seed, rows, columns, low=0, high=256):
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (rows, columns // 32, 16))
+    scales = rng.integers(low, high, (rows, columns // 32))
+    return jnp.asarray(blocks, jnp.uint8), jnp.asarray(scales, jnp.uint8)
+
+
+def test_fragments_go_back_to_the_same_bytes():
+    blocks, scales = (jnp.stack([a, a[::-1]]) for a in packed(0, 192, 128))
+    words, pairs = to_fragments(blocks, scales)
+    assert words.shape == (2, 3, 2, 4, 128) and pairs.shape == (2, 3, 2, 32)
+    assert words.nbytes == blocks.nbytes and pairs.nbytes == scales.nbytes
+    for got, want in zip(from_fragments(words, pairs), (blocks, scales), strict=True):
+        np.testing.assert_array_equal(got, want)
+    with pytest.raises(ValueError, match="64 rows by 64 columns; got 192 by 96"):
+        to_fragments(blocks[0, :, :3], scales[0, :, :3])
+
+
+def test_a_tile_is_decoded_in_the_tensor_cores_order_of_rows():
+    blocks, scales = packed(1, 128, 128, high=255)
+    words, pairs = to_fragments(blocks, scales)
+    whole = np.asarray(decode(blocks, scales, jnp.bfloat16)).astype(np.float32)
+    tile = np.asarray(decode_tile(words[1, 1], pairs[1, 1])).astype(np.float32)
+    for w, r, g in ((0, 0, 0), (0, 1, 3), (2, 0, 7), (3, 1, 5)):
+        row = 64 + 16 * w + 2 * g + r
+        np.testing.assert_array_equal(tile[16 * w + 8 * r + g], whole[row, 64:128])
+
+
+def halves(words, base):
+    """16-bit memory by byte address of uint32 words at `base`."""
+    flat = np.asarray(words).reshape(-1).astype("<u4").view("<u2")
+    return {base + 2 * i: int(half) for i, half in enumerate(flat)}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_ptx_decodes_every_code_and_scale_into_the_registers_of_wgmma(wide):
+    # Every scale byte that the form is for, in turn, and all 16 codes in every place.
+    most = 256 if wide else 129
+    rows = np.arange(64)[:, None]
+    codes = (rows + np.arange(64)) % 16
+    for start in range(0, most, 64 if wide else 43):
+        scales = (start + rows + np.arange(2) * 64) % most
+        blocks = (codes[:, 0::2] | codes[:, 1::2] << 4).reshape(64, 2, 16)
+        words, pairs = to_fragments(jnp.asarray(blocks, jnp.uint8), jnp.asarray(scales, jnp.uint8))
+        memory = halves(words, 0) | halves(pairs, 4096)
+        exponent = np.repeat(scales, 32, axis=1).astype(np.float64) - 127
+        with np.errstate(over="ignore"):
+            want = (TABLE[codes] * 2.0**exponent).astype(np.float32).astype(jnp.bfloat16)
+        for thread in range(0, 128, 13):
+            w, g, c = thread // 32, thread % 32 // 4, thread % 4
+            addresses = {"$16": 16 * thread, "$17": 4096 + 4 * (8 * w + g)}
+            registers = ptx.run(mosaic_ptx.decode(wide), addresses, memory)
+            for i in range(4):
+                for n in range(4):  # PTX: rows g, g + 8, g, g + 8; columns 2 c, 2 c, 2 c + 8, + 8
+                    row, column = 16 * w + 2 * g + n % 2, 16 * i + 8 * (n // 2) + 2 * c
+                    bits = registers[f"${4 * i + n}"]
+                    got = np.array([bits & 0xFFFF, bits >> 16], np.uint16).view(jnp.bfloat16)
+                    right = want[row, column : column + 2]
+                    if scales[row, column // 32] == 255:
+                        assert np.isnan(got.astype(np.float32)).all()
+                    else:
+                        np.testing.assert_array_equal(got.view(np.uint16), right.view(np.uint16))
+
+
+def bits(value):
+    return int(np.float32(value).view(np.uint32))
+
+
+@pytest.mark.parametrize("limit", [LIMIT, None])
+def test_the_ptx_gates(limit):
+    sums = [(-9.0, 8.0), (0.5, -0.25), (30.0, -30.0), (-200.0, 1.0), (np.nan, 1.0), (1.0, np.nan)]
+    for first, second in zip(sums, sums[1:] + sums[:1], strict=True):
+        given = {f"${i}": bits(v) for i, v in enumerate((*first, *second))}
+        # Row 0, then row 1, of two tokens: gate, gate, up, up.
+        gate, up = np.float32(first), np.float32(second)
+        given |= {"$4": bits(0.25), "$5": bits(-0.5), "$6": 9, "$7": 1000}
+        memory = {}
+        ptx.run(mosaic_ptx.store_gated(8, 64, limit, ALPHA), given, memory)
+        assert set(memory) == {1000 + 8 * 64, 1000 + 9 * 64}
+        gate, up = gate.astype(np.float64) + 0.25, up.astype(np.float64) - 0.5
+        if limit is not None:
+            gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        want = gate / (1 + np.exp(-ALPHA * gate)) * (up + 1)
+        got = np.array([memory[1000 + (8 + v) * 64] for v in (0, 1)], np.uint16)
+        got = got.view(jnp.bfloat16).astype(np.float64)
+        np.testing.assert_allclose(got, want, rtol=2**-8, atol=1e-30)
+    memory = {}
+    ptx.run(mosaic_ptx.store_gated(8, 64, limit, ALPHA), given | {"$6": 8}, memory)
+    assert not memory  # 8 tokens: the ninth is not this tile's
+
+
+@pytest.mark.parametrize("float32", [False, True])
+def test_the_ptx_adds_biases(float32):
+    sums = np.float32([1.5, 2.5, -3.0, 1e-3])
+    given = {f"${i}": bits(v) for i, v in enumerate(sums)}
+    given |= {"$4": bits(0.5), "$5": bits(1.0), "$6": 8, "$7": 0}
+    memory = {}
+    ptx.run(mosaic_ptx.store_biased(0, 256, float32), given, memory)
+    kind, size = (np.float32, 4) if float32 else (jnp.bfloat16, 2)
+    for v in (0, 1):
+        raw = [memory[256 * v + 2 * i] for i in range(size)]
+        got = np.array(raw, np.uint16).view(kind)
+        want = np.float32([sums[v] + 0.5, sums[2 + v] + 1.0]).astype(kind)
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("widest", [16, 24, 192])
+def test_tiles_cover_every_slot_once_in_equal_parts(widest):
+    rng = np.random.default_rng(widest)
+    for tokens in (3, 200):
+        ids = jnp.asarray(rng.choice([-1, 0, 1, 1, 1, 4, 5, 9], (tokens, 4)), jnp.int32)
+        groups = make_tiles(ids, 6, 8)
+        count = sum(-(-int((groups.expert_T == e).sum()) * 8 // widest) for e in range(6)) + 2
+        expert_T, start_T, size_T = map(np.asarray, tiles_of(groups.expert_T, 6, widest, count))
+        assert (expert_T[-2:] == -1).all() and (expert_T[:-2] >= 0).all()
+        assert (size_T[:-2] > 0).all() and (size_T <= widest).all() and (size_T % 8 == 0).all()
+        parts = zip(expert_T, start_T, size_T, strict=True)
+        covered = [(8 * s + i, e) for e, s, n in parts for i in range(n)]
+        want = np.repeat(np.asarray(groups.expert_T), 8)
+        assert covered == [(slot, e) for slot, e in enumerate(want) if e >= 0]
+        for e in range(6):
+            sizes = size_T[expert_T == e]
+            assert len(sizes) == 0 or sizes.min() + 8 * len(sizes) > sizes.max()
+
+
+def test_plans_fit_into_shared_memory_and_registers():
+    for experts in (32, 128):
+        for tokens in (1, 64, 512, 2048, 8192):
+            for plan in mosaic.candidates(tokens, 4, experts):
+                assert list(plan.widths) == sorted(set(plan.widths))
+                assert all(n % 8 == 0 and n <= 256 for n in plan.widths)
+                for shape in (plan.gate_up, plan.down):
+                    assert shape.stages >= 2
+                    assert shape.shared_bytes(plan.widths[-1]) <= mosaic.SHARED_BYTES - 1024
+                    # Accumulators of a thread, of the 232 or 160 registers that it gets.
+                    assert plan.widths[-1] // 2 <= {2: 128, 3: 96}[shape.warpgroups]
+
+
+def test_it_is_refused_where_it_cannot_run():
+    experts = random_experts(1, embed=128, ffn=64)
+    gate_up = to_fragments(experts.gate_up_blocks, experts.gate_up_scales)
+    down = to_fragments(experts.down_blocks, experts.down_scales)
+    names = ("gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales")
+    leaves = dict(zip(names, (*gate_up, *down), strict=True))
+    experts = dataclasses.replace(experts, layout="mosaic", **leaves)
+    x, ids, weights = random_rows(2, 3, embed=128)
+    if jax.default_backend() == "gpu":
+        pytest.skip("this machine may be able to run it")
+    with pytest.raises(NotImplementedError, match="jax 0.11|NVIDIA GPU"):
+        mosaic.expert_matmul(
+            x, ids, weights, experts, limit=LIMIT, alpha=ALPHA, out_dtype=jnp.dtype(jnp.float32)
+        )
