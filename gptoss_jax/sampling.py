@@ -10,17 +10,23 @@ whatever the others hold.
 """
 
 import dataclasses
-import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+Number = Any  # Python's or NumPy's: checked by name, not by annotation
+
 # What rounding may add or take from a sum of 201,088 probabilities: where {.5, .3} should reach
 # p = .8 and sums to .79999995, the set must not grow by another token.
 _MASS_SLACK = 1e-6
+# Below it a logit's distance over the temperature, or 0 / 0 where float32 flushes it to zero, is no
+# number any more; a draw at 1e-30 is already one among equal largest logits.
+_COLDEST = 1e-30
+_LARGEST = float(np.finfo(np.float32).max)
+_PENALTIES = 1e-6, 1e6  # beyond, float32 logits times the factor overflow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,9 +34,9 @@ class Sampler:
     """How the next token is drawn. Applied in this order; each value left alone does nothing.
 
     repetition_penalty: logits of tokens already in the prompt or the output are divided by it
-        where positive and multiplied where negative.
+        where positive and multiplied where negative; 1e-6 to 1e6.
     temperature: divides the logits; 0.0 takes the most probable token (ties: the lowest id), and
-        the filters below then change nothing.
+        the filters below then change nothing. Less than 1e-30 counts as 1e-30.
     top_k: keep the k most probable tokens.
     top_p: of those, keep the smallest set of most probable tokens whose mass is at least p (never
         none; equal ones by lowest id).
@@ -39,13 +45,16 @@ class Sampler:
     Raises ValueError for a value outside its range.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: Number = 1.0
+    top_k: Number | None = None
+    top_p: Number = 1.0
+    min_p: Number = 0.0
+    repetition_penalty: Number = 1.0
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if isinstance(value := getattr(self, field.name), np.generic):
+                object.__setattr__(self, field.name, value.item())  # plain, so that Plan is too
         if not _real(self.temperature) or self.temperature < 0:
             raise ValueError(
                 "temperature must be finite and at least 0 (0 is greedy); "
@@ -59,9 +68,10 @@ class Sampler:
         for name in ("top_p", "min_p"):
             if not _real(value := getattr(self, name)) or not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie in 0..1; got {value!r}.")
-        if not _real(self.repetition_penalty) or self.repetition_penalty <= 0:
+        low, high = _PENALTIES
+        if not _real(self.repetition_penalty) or not low <= self.repetition_penalty <= high:
             raise ValueError(
-                "repetition_penalty must be finite and above 0 (1 changes nothing); "
+                f"repetition_penalty must lie in {low:g}..{high:g} (1 changes nothing); "
                 f"got {self.repetition_penalty!r}."
             )
 
@@ -89,7 +99,7 @@ class Sampler:
     def knobs(self) -> "Knobs":
         """The values, as arguments of a compiled function."""
         return Knobs(
-            temperature=np.float32(self.temperature or 1),
+            temperature=np.float32(1 if self.greedy else max(self.temperature, _COLDEST)),
             top_k=np.float32(min(self.top_k or 1, 2**24)),
             top_p=np.float32(self.top_p),
             min_p=np.float32(self.min_p),
@@ -268,4 +278,6 @@ def _whole(value) -> bool:
 
 
 def _real(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """A number that float32 can hold: not NaN, not infinite."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and abs(value) <= _LARGEST
