@@ -18,9 +18,12 @@ from gptoss_jax.kernels.expert_matmul import mosaic
 from gptoss_jax.kernels.expert_matmul.mosaic import Plan, Shape
 from gptoss_jax.kernels.mxfp4.fragments import to_fragments
 
-pytestmark = pytest.mark.skipif(
-    jax.__version_info__ < (0, 11), reason="jax before 0.11 has no simulator of Mosaic GPU"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        jax.__version_info__ < (0, 11), reason="jax before 0.11 has no simulator of Mosaic GPU"
+    ),
+]
 BFLOAT16 = 3e-3
 # Two and three computing warpgroups, fewer stages than steps and more; tiles in two widths. F = 192
 # is 6 tiles of gate_up (3 a piece) and D = 192 three of down: 2 a piece, so the last is done twice.

@@ -1,0 +1,181 @@
+"""Mosaic plans at the named shapes: python -m gptoss_jax.kernels.bench_mosaic [--json FILE]
+
+Each candidate plan of a shape is compiled (8 at a time, host threads), checked against float64 by a
+row, run again for equal bits, and timed: us of one whole MoE layer from logits on, several layers
+with weights of their own in rotation, and us of its kernels by the profiler. A candidate that fails
+says why and the next one runs. --seconds stops early; what was measured is written after each.
+"""
+
+import argparse
+import concurrent.futures
+import functools
+import json
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import bench, shapes
+from .expert_matmul import ExpertWeights, mosaic
+from .mxfp4.fragments import to_fragments
+from .profile import kernel_times
+from .routing import top_k
+
+# The order is that of what one would want to know first.
+SHAPES = (
+    ("20b", 2048),
+    ("20b", 512),
+    ("20b", 8192),
+    ("120b", 2048),
+    ("120b", 512),
+    ("120b", 8192),
+)
+LAYERS = {"20b": 4, "120b": 2}
+
+
+def fragmented(experts: ExpertWeights) -> ExpertWeights:
+    """Layout "mosaic" of experts in the checkpoint's layout; can be traced."""
+    leaves = {}
+    for name in ("gate_up", "down"):
+        packed = getattr(experts, f"{name}_blocks"), getattr(experts, f"{name}_scales")
+        words, scales = to_fragments(*packed)
+        leaves |= {f"{name}_blocks": words, f"{name}_scales": scales}
+    gate_up_bias, down_bias = experts.gate_up_bias, experts.down_bias
+    return ExpertWeights(layout="mosaic", gate_up_bias=gate_up_bias, down_bias=down_bias, **leaves)
+
+
+@functools.cache
+def _inputs(model: str):
+    problem = shapes.experts(model, 1)
+    make = jax.jit(functools.partial(bench.random_experts, problem=problem))
+    turn = jax.jit(fragmented, donate_argnums=0)
+    host = jax.tree.map(np.asarray, make(jax.random.key(0)))
+    return host, [turn(make(jax.random.key(i))) for i in range(LAYERS[model])]
+
+
+@functools.cache
+def _rows(problem: shapes.Experts):
+    """x, logits of each layer, which row is checked and what it is in float64."""
+    host, layers = _inputs(problem.model)
+    keys = jax.random.split(jax.random.key(1000 + problem.tokens), len(layers) + 1)
+    x_ND = jax.random.normal(keys[0], (problem.tokens, problem.embed), jnp.bfloat16)
+    logits = [jax.random.normal(k, (problem.tokens, problem.experts)) for k in keys[1:]]
+    ids_NX, weights_NX = top_k(logits[0], problem.chosen, backend="xla")
+    checked = (0, problem.tokens // 2, problem.tokens - 1)
+    want = [bench.expected(x_ND[n], ids_NX[n], weights_NX[n], host) for n in checked]
+    return x_ND, logits, checked, np.stack(want)
+
+
+def compiled_layers(problem: shapes.Experts, plan: mosaic.Plan, where=None):
+    """A program of each layer once, one after another; where: shapes to compile for, no arrays."""
+
+    def run(x_ND, logits, layers):
+        first_ND = None
+        for logits_NE, experts in zip(logits, layers, strict=True):
+            ids_NX, weights_NX = top_k(logits_NE, problem.chosen)
+            x_ND = mosaic.expert_matmul(
+                x_ND,
+                ids_NX,
+                weights_NX,
+                experts,
+                limit=bench.LIMIT,
+                alpha=bench.ALPHA,
+                out_dtype=x_ND.dtype,
+                plan=plan,
+            )
+            first_ND = x_ND if first_ND is None else first_ND
+        return first_ND, x_ND
+
+    if where is not None:
+        return jax.jit(run).lower(*where).compile()
+    x_ND, logits, _, _ = _rows(problem)
+    args = (x_ND, logits, _inputs(problem.model)[1])
+    return jax.jit(run).lower(*args).compile(), args
+
+
+def measure(problem: shapes.Experts, plan: mosaic.Plan, program) -> dict:
+    """One row of the table, as a dict."""
+    compiled, args = program
+    _, _, checked, want = _rows(problem)
+    first = np.asarray(compiled(*args)[0])
+    got = first[np.array(checked)].astype(np.float64)
+    error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+    same = all(np.array_equal(first, np.asarray(compiled(*args)[0])) for _ in range(3))
+    us = bench.time_us(compiled, args, LAYERS[problem.model], rounds=5)
+    kernels = kernel_times(lambda: jax.block_until_ready(compiled(*args)), LAYERS[problem.model])
+    return {
+        "shape": problem.name,
+        "plan": described(plan),
+        "us": round(us, 1),
+        "floor_us": round(problem.floor_us(), 1),
+        "tflop_per_s": round(problem.flop() / us * 1e-6, 1),
+        "relative_error": error,
+        "same_bits": same,
+        "right": bool(error < bench.MOST_ERROR and same),
+        "kernels": kernels[:12],
+    }
+
+
+def described(plan: mosaic.Plan) -> str:
+    """widths / warpgroups x stages of gate_up, of down / dtype of the partial rows."""
+    cuts = (f"{s.warpgroups}x{s.stages}" for s in (plan.gate_up, plan.down))
+    return f"{','.join(map(str, plan.widths))}/{'/'.join(cuts)}/{plan.partial}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m gptoss_jax.kernels.bench_mosaic")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows here")
+    parser.add_argument("--seconds", type=float, default=600, help="stop after this long")
+    parser.add_argument("--most", type=int, default=8, help="candidates a shape, at most")
+    parser.add_argument("--shapes", help="such as 20b/2048,120b/512; default all six")
+    options = parser.parse_args(argv)
+    start = time.monotonic()
+    wanted = options.shapes.split(",") if options.shapes else None
+    problems = [shapes.experts(*shape) for shape in SHAPES]
+    problems = [p for p in problems if wanted is None or p.name in wanted]
+    jobs = []
+    for problem in problems:
+        plans = mosaic.candidates(problem.tokens, problem.chosen, problem.experts)
+        jobs += [(rank, problem, plan) for rank, plan in enumerate(plans[: options.most])]
+    # Every shape's first candidate before anybody's second.
+    jobs.sort(key=lambda job: (job[0], problems.index(job[1])))
+    for model in dict.fromkeys(p.model for p in problems):
+        _inputs(model)
+    for problem in problems:
+        _rows(problem)
+    rows = []
+    pool = concurrent.futures.ThreadPoolExecutor(8)
+    building = [pool.submit(compiled_layers, problem, plan) for _, problem, plan in jobs]
+    for (_, problem, plan), future in zip(jobs, building, strict=True):
+        if time.monotonic() - start > options.seconds:
+            print("out of time; the rest was not measured", flush=True)
+            break
+        try:
+            row = measure(problem, plan, future.result(timeout=120))
+        except Exception as e:  # noqa: BLE001 - one bad candidate must not cost the others
+            row = {"shape": problem.name, "plan": described(plan), "failed": repr(e)[:400]}
+        rows.append(row)
+        if "failed" in row:
+            print(f"{row['shape']:>10}  failed: {row['failed']}  {row['plan']}", flush=True)
+        else:
+            parts = {}
+            for kernel in row["kernels"]:
+                for name in ("experts_gate_up", "experts_down", "experts_combine", "gather"):
+                    if name in kernel["name"]:
+                        parts[name] = round(parts.get(name, 0) + kernel["us"], 1)
+            print(
+                f"{row['shape']:>10} {row['us']:9.1f} us, floor {row['floor_us']:7.1f}"
+                f" {row['tflop_per_s']:6.1f} TFLOP/s error {row['relative_error']:.1e}"
+                f" {'' if row['right'] else 'WRONG '} {row['plan']} {parts}",
+                flush=True,
+            )
+        if options.json:
+            text = json.dumps(bench.header() | {"rows": rows}, indent=1)
+            pathlib.Path(options.json).write_text(text)
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+if __name__ == "__main__":
+    main()
