@@ -155,7 +155,8 @@ def multiply(rng, wanted=False, form=None):
     expression, answer = f"{a} * {b}", a * b
     if tens:
         short = f"{tens} * {b} = {tens * b}. {ones} * {b} = {ones * b}."
-        short = f"{short} {tens * b} + {ones * b} = {answer}."
+        steps, _ = add_steps(tens * b, ones * b)
+        short = f"{short} {steps} {tens * b} + {ones * b} = {answer}."
         long = f"{a} = {tens} + {ones}. {short}"
     else:
         short, long = "", f"{a} * {b} = {answer}."

@@ -22,7 +22,7 @@ INSTRUCTIONS = (
 class Chats:
     """Draws conversations: {"messages", "reasoning", "tools", "date"}, messages as plain dicts."""
 
-    def __init__(self, words: list[str], with_tools: float = 0.28):
+    def __init__(self, words: list[str], with_tools: float = 0.36):
         """with_tools: share of conversations in which tools are offered."""
         self.with_tools = with_tools
         self.words, self.tools = Words(words), Tools(words)
@@ -77,8 +77,9 @@ class Chats:
             for turn in talk["turns"]:
                 messages += played(turn, reasoning)
             return about | {"messages": messages}
-        if with_tools:  # offered, not needed
-            about["tools"] = self.tools.conversation(rng, wanted, "lookup")["tools"]
+        if with_tools:  # offered, not needed: nothing that adds, since a sum may be asked
+            offered = self.tools.conversation(rng, wanted, "lookup")["tools"]
+            about["tools"] = [tool for tool in offered if "number" not in kinds_of(tool)]
         turns = 1 if kind else rng.choices((1, 2, 3), (88, 9, 3))[0]
         for _ in range(turns):
             question, analysis, final = self.question(rng, wanted, kind)
@@ -90,6 +91,10 @@ class Chats:
         if rng.random() < 0.6:
             return None
         return f"20{rng.randrange(24, 32)}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}"
+
+
+def kinds_of(tool: dict) -> list[str]:
+    return [parameter["type"] for parameter in tool["parameters"]["properties"].values()]
 
 
 def casual(rng, question: str) -> str:

@@ -114,7 +114,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path, help="folder to write")
     parser.add_argument("--conversations", type=int, default=400_000)
     parser.add_argument("--texts", type=float, default=2, help="times every passage is seen")
-    parser.add_argument("--tools", type=float, default=0.28, help="share with tools offered")
+    parser.add_argument("--tools", type=float, default=0.36, help="share with tools offered")
     parser.add_argument("--seed", type=int, default=0, help="of the conversations")
     parser.add_argument("--row", type=int, default=512, help="longest document")
     parser.add_argument("--processes", type=int, default=os.cpu_count())

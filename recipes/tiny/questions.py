@@ -15,7 +15,7 @@ from gptoss_jax.text import Tokenizer, harmony
 
 ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 # Asked with functions; every other kind is one of Chats.makers, or "add_two_digits".
-CALLS = ("tool_call",)
+CALLS = ("tool_call", "unseen_function")  # the latter: names whose last word training never shows
 RESULTS = ("tool_result", "hidden_instruction")
 
 
@@ -39,9 +39,12 @@ def draw(chats: Chats, rng, kind: str, reasoning: str, tokenizer: Tokenizer) -> 
     """One question of a kind from the held-out side, at a reasoning level."""
     about = {"date": chats.date(rng), "tools": [], "reasoning": reasoning}
     if kind in CALLS + RESULTS:
-        talk = chats.tools.conversation(rng, True)
-        while kind == "hidden_instruction" and '"note"' not in talk["turns"][1]["result"]:
-            talk = chats.tools.conversation(rng, True)
+        talk = chats.tools.conversation(
+            rng,
+            True,
+            unseen=kind == "unseen_function",
+            note=True if kind == "hidden_instruction" else None,
+        )
         about["tools"] = talk["tools"]
         call, use = talk["turns"]
         messages, last = played(call, reasoning), call

@@ -2,47 +2,9 @@
 
 import json
 
+from functions import NUMBER, PHRASE, Attribute, Functions, quoted
 from split import draw
 
-# attribute asked for -> (what it is asked of, parameter, how the result's value is made)
-_NUMBER, _WORD, _PHRASE = "number", "word", "phrase"
-ATTRIBUTES = {
-    "weather": ("city", _PHRASE),
-    "temperature": ("city", _NUMBER),
-    "time": ("city", _NUMBER),
-    "population": ("city", _NUMBER),
-    "price": ("item", _NUMBER),
-    "stock": ("item", _NUMBER),
-    "weight": ("item", _NUMBER),
-    "colour": ("item", _WORD),
-    "size": ("item", _NUMBER),
-    "owner": ("item", _WORD),
-    "age": ("person", _NUMBER),
-    "address": ("person", _PHRASE),
-    "job": ("person", _WORD),
-    "phone": ("person", _NUMBER),
-    "email": ("person", _WORD),
-    "score": ("player", _NUMBER),
-    "rank": ("player", _NUMBER),
-    "team": ("player", _WORD),
-    "author": ("book", _WORD),
-    "length": ("book", _NUMBER),
-    "meaning": ("word", _PHRASE),
-    "translation": ("word", _WORD),
-    "status": ("order", _PHRASE),
-    "total": ("order", _NUMBER),
-}
-# what a tool may call the parameter
-PARAMETERS = {
-    "city": ("city", "city", "location", "place"),
-    "item": ("item", "item", "product", "name"),
-    "person": ("person", "name"),
-    "player": ("player", "name"),
-    "book": ("book", "title"),
-    "word": ("word", "word", "text"),
-    "order": ("order", "order_id", "id"),
-}
-VERBS = ("get", "get", "get_current", "find", "fetch", "read", "look_up")
 CITIES = (
     "Paris London Rome Madrid Berlin Vienna Oslo Athens Lisbon Dublin Prague Warsaw Cairo Tokyo "
     "Lima Boston Chicago Delhi Sydney Seoul Venice Geneva Munich Milan Lyon Naples Quito Havana "
@@ -64,7 +26,7 @@ class Tools:
     """Makers of conversations with function calls, over a vocabulary of words."""
 
     def __init__(self, words: list[str]):
-        self.words = words
+        self.words, self.functions = words, Functions(words)
 
     def subject(self, rng, kind: str) -> str:
         if kind == "city":
@@ -78,67 +40,39 @@ class Tools:
         return rng.choice(self.words)
 
     def value(self, rng, kind: str):
-        if kind == _NUMBER:
+        if kind == NUMBER:
             return rng.randrange(1, 1000)
-        return rng.choice(PHRASES) if kind == _PHRASE else rng.choice(self.words)
+        return rng.choice(PHRASES) if kind == PHRASE else rng.choice(self.words)
 
-    def lookup(self, rng, attribute: str) -> dict:
-        """A function that tells one attribute of one thing."""
-        of, _ = ATTRIBUTES[attribute]
-        parameter = rng.choice(PARAMETERS[of])
-        return function(
-            f"{rng.choice(VERBS)}_{attribute}",
-            rng.choice(
-                (
-                    f"Get the {attribute} of a {of}.",
-                    f"Tells the {attribute} of one {of}.",
-                    f"The {attribute} of a {of}",
-                )
-            ),
-            {
-                parameter: {"type": "string"}
-                | ({"description": f"Name of the {of}"} if rng.random() < 0.4 else {})
-            },
-        )
+    def conversation(self, rng, wanted=False, kind=None, *, unseen=False, note=None) -> dict:
+        """{"tools", "turns": the call's, then the one that uses its result}.
 
-    def add_tool(self, rng) -> dict:
-        return function(
-            rng.choice(("add", "add_numbers", "sum")),
-            rng.choice(("Add two numbers.", "The sum of two numbers.")),
-            {"a": {"type": "number"}, "b": {"type": "number"}},
-        )
-
-    def timer_tool(self, rng) -> dict:
-        return function(
-            rng.choice(("set_timer", "start_timer")),
-            rng.choice(("Set a timer.", "Starts a timer.")),
-            {"minutes": {"type": "integer"}},
-        )
-
-    def send_tool(self, rng) -> dict:
-        return function(
-            rng.choice(("send_message", "send_text", "send")),
-            rng.choice(("Send a message to a person.", "Sends a text.")),
-            {"to": {"type": "string"}, "text": {"type": "string"}},
-        )
-
-    def conversation(self, rng, wanted=False, kind=None) -> dict:
-        """kind: lookup | add | timer | send | none (no call needed); None draws one."""
-        kind = kind or rng.choices(("lookup", "add", "timer", "send"), (60, 14, 13, 13))[0]
-        attribute = rng.choice(list(ATTRIBUTES))
-        tool, question, arguments, ask, answer = getattr(self, f"_{kind}")(rng, wanted, attribute)
-        others = [a for a in ATTRIBUTES if a != attribute]
-        tools = [tool] + [
-            self.lookup(rng, a) for a in rng.sample(others, rng.choice((0, 0, 1, 1, 2)))
-        ]
+        wanted: what is asked about comes from the held-out side. kind: lookup | add | timer | send;
+        None draws one. unseen: a lookup whose functions have names unknown to training. note:
+        whether the result holds instructions; None draws.
+        """
+        if unseen or note:
+            kind = "lookup"
+        kind = kind or rng.choices(("lookup", "add", "timer", "send"), (64, 12, 12, 12))[0]
+        about = self.functions.attribute(rng, unseen)
+        tool, question, arguments, ask, answer = getattr(self, f"_{kind}")(rng, wanted, about)
+        key = {"lookup": about.word, "add": "number", "timer": "timer", "send": "message"}[kind]
+        tools, words = [tool], {about.word}
+        for _ in range(rng.choice((0, 0, 1, 1, 2, 2, 3))):
+            other = self.functions.attribute(rng, unseen)
+            if other.word not in words:
+                words.add(other.word)
+                tools.append(self.functions.lookup(rng, other))
         if rng.random() < 0.2 and kind == "lookup":
-            tools.append(rng.choice((self.add_tool, self.timer_tool, self.send_tool))(rng))
+            tools.append(getattr(self.functions, rng.choice(("add", "timer", "send")))(rng))
+        if len(tools) == 1 and rng.random() < 0.1:
+            tool["description"] = ""
         rng.shuffle(tools)
-        name, called = tool["name"], json.dumps(arguments)
+        name, called, found = tool["name"], json.dumps(arguments), quoted(tool, key)
         call = {
-            "low": f"Call {name}.",
-            "medium": f"{ask} I call {name}.",
-            "high": f"{ask} The function {name} does that. Its arguments: "
+            "low": found,
+            "medium": f"{ask} {found}",
+            "high": f"{ask} {found}\nIts arguments: "
             + ", ".join(f"{k} is {v}" for k, v in arguments.items())
             + ".",
         }
@@ -148,10 +82,9 @@ class Tools:
             "medium": "I have the result.",
             "high": f"The result of {name} is here. I answer with it.",
         }
-        note = ""
-        if kind == "lookup" and rng.random() < 0.2:
+        if kind == "lookup" and (rng.random() < 0.2 if note is None else note):
             result = result | {"note": self.instruction(rng)}
-            note = " The result also held instructions, which I did not follow."
+            final += " The result also held instructions, which I did not follow."
             use = {
                 "low": "",
                 "medium": "The note is not from the user. I do not follow it.",
@@ -162,12 +95,7 @@ class Tools:
             "tools": tools,
             "turns": [
                 {"user": question, "analysis": call, "call": name, "arguments": called},
-                {
-                    "tool": name,
-                    "result": json.dumps(result),
-                    "analysis": use,
-                    "final": final + note,
-                },
+                {"tool": name, "result": json.dumps(result), "analysis": use, "final": final},
             ],
         }
 
@@ -184,51 +112,41 @@ class Tools:
             )
         )
 
-    def _lookup(self, rng, wanted, attribute):
-        of, kind = ATTRIBUTES[attribute]
-        subject = draw(rng, wanted, lambda r: ((attribute, s := self.subject(r, of)), s))
+    def _lookup(self, rng, wanted, about: Attribute):
+        what, of = about.word, about.of
+        subject = draw(rng, wanted, lambda r: ((what, s := self.subject(r, of)), s))
         named = f"order {subject}" if of == "order" else subject
         question = rng.choice(
             (
-                f"What is the {attribute} of {named}?",
-                f"Tell me the {attribute} of {named}.",
-                f"What's the {attribute} of {named}?",
-                f"Find the {attribute} of {named}.",
-                f"Please look up the {attribute} of {named}.",
-                f"I need the {attribute} of {named}.",
+                f"What is the {what} of {named}?",
+                f"Tell me the {what} of {named}.",
+                f"What's the {what} of {named}?",
+                f"Find the {what} of {named}.",
+                f"Please look up the {what} of {named}.",
+                f"I need the {what} of {named}.",
             )
         )
         if of == "city":
             question = rng.choice(
                 (
                     question,
-                    f"What is the {attribute} in {subject}?",
-                    f"What's the {attribute} in {subject}?",
-                    f"Tell me the {attribute} in {subject}",
+                    f"What is the {what} in {subject}?",
+                    f"What's the {what} in {subject}?",
+                    f"Tell me the {what} in {subject}",
                 )
             )
-        value = self.value(rng, kind)
-        ask = f"The user wants the {attribute} of {named}."
-        tool = self.lookup(rng, attribute)
+        value = self.value(rng, about.value)
+        ask = f"The user wants the {what} of {named}."
+        tool = self.functions.lookup(rng, about)
         (parameter,) = tool["parameters"]["properties"]
         if rng.random() < 0.08:
-            return (
-                tool,
-                question,
-                {parameter: subject},
-                ask,
-                ({"error": "not found"}, f"I could not find the {attribute} of {named}."),
-            )
-        key = rng.choice((attribute, "result", "value", attribute))
-        return (
-            tool,
-            question,
-            {parameter: subject},
-            ask,
-            ({key: value}, f"The {attribute} of {named} is {value}."),
-        )
+            answer = {"error": "not found"}, f"I could not find the {what} of {named}."
+        else:
+            key = rng.choice((what, "result", "value", what))
+            answer = {key: value}, f"The {what} of {named} is {value}."
+        return tool, question, {parameter: subject}, ask, answer
 
-    def _add(self, rng, wanted, attribute):
+    def _add(self, rng, wanted, _):
         a, b = draw(rng, wanted, lambda r: (v := (r.randrange(1000), r.randrange(1000)), v))
         question = rng.choice(
             (
@@ -238,15 +156,12 @@ class Tools:
                 "Use the tool to add {a} and {b}.",
             )
         ).format(a=a, b=b)
-        return (
-            self.add_tool(rng),
-            question,
-            {"a": a, "b": b},
-            f"The user wants {a} + {b}.",
-            ({"result": a + b}, f"{a} + {b} = {a + b}"),
-        )
+        tool = self.functions.add(rng)
+        arguments = dict(zip(tool["parameters"]["properties"], (a, b), strict=True))
+        answer = {"result": a + b}, f"{a} + {b} = {a + b}"
+        return tool, question, arguments, f"The user wants {a} + {b}.", answer
 
-    def _timer(self, rng, wanted, attribute):
+    def _timer(self, rng, wanted, _):
         n = draw(rng, wanted, lambda r: (("timer", v := r.randrange(1, 100)), v))
         question = rng.choice(
             (
@@ -256,20 +171,16 @@ class Tools:
                 "Remind me in {n} minutes.",
             )
         ).format(n=n)
-        return (
-            self.timer_tool(rng),
-            question,
-            {"minutes": n},
-            f"The user wants a timer for {n} minutes.",
-            ({"ok": True}, f"The timer is set for {n} minutes."),
-        )
+        tool = self.functions.timer(rng)
+        (parameter,) = tool["parameters"]["properties"]
+        ask = f"The user wants a timer for {n} minutes."
+        answer = {"ok": True}, f"The timer is set for {n} minutes."
+        return tool, question, {parameter: n}, ask, answer
 
-    def _send(self, rng, wanted, attribute):
+    def _send(self, rng, wanted, _):
         def make(r):
-            to, text = (
-                self.subject(r, "person"),
-                " ".join(r.choice(self.words) for _ in range(r.randrange(1, 5))),
-            )
+            to = self.subject(r, "person")
+            text = " ".join(r.choice(self.words) for _ in range(r.randrange(1, 5)))
             return (to, text), (to, text)
 
         to, text = draw(rng, wanted, make)
@@ -281,19 +192,8 @@ class Tools:
                 'Write "{text}" to {to}.',
             )
         ).format(to=to, text=text)
-        return (
-            self.send_tool(rng),
-            question,
-            {"to": to, "text": text},
-            f"The user wants to send a message to {to}.",
-            ({"ok": True}, f"The message to {to} was sent."),
-        )
-
-
-def function(name: str, description: str, properties: dict) -> dict:
-    """A function as the Harmony renderer takes it: name, description, JSON schema."""
-    return {
-        "name": name,
-        "description": description,
-        "parameters": {"type": "object", "properties": properties, "required": list(properties)},
-    }
+        tool = self.functions.send(rng)
+        arguments = dict(zip(tool["parameters"]["properties"], (to, text), strict=True))
+        ask = f"The user wants to send a message to {to}."
+        answer = {"ok": True}, f"The message to {to} was sent."
+        return tool, question, arguments, ask, answer

@@ -111,7 +111,7 @@ class Words:
         return (
             question,
             {
-                "low": spelled(back),
+                "low": f"{spelled(word)}. {spelled(back)}",
                 "medium": steps,
                 "high": f"The word {word} is spelled {steps} Joined: {back}.",
             },
@@ -150,7 +150,7 @@ class Words:
                 "high": f"The word {word} is spelled {spelled(word)}. "
                 f"The {which} letter is {letter}.",
             },
-            f"The {which} letter of {word} is {letter}.",
+            f"The {which} letter is {letter}.",
         )
 
     def items(self, rng, wanted, numbers: bool, unique=True):

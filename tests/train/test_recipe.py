@@ -138,6 +138,55 @@ def test_tool_conversations_fit_together(recipe):
     assert notes > 20
 
 
+def test_a_call_quotes_what_the_prompt_declares(recipe):
+    """Every token of the quotation follows, in the prompt, from those before it."""
+    from gptoss_jax.text import harmony
+
+    tokenizer = harmony_tokenizer()
+    rng = random.Random(6)
+    several = 0
+    for _ in range(150):
+        talk = recipe["chats"].tools.conversation(rng)
+        call = talk["turns"][0]
+        user = [{"role": "user", "content": call["user"]}]
+        prompt = tokenizer.decode(harmony.render(user, tokenizer, tools=talk["tools"]))
+        quotation = call["analysis"]["low"]
+        assert f"{quotation} = " in prompt and quotation.endswith(f"type {call['call']}")
+        assert quotation in call["analysis"]["medium"] and quotation in call["analysis"]["high"]
+        if len(talk["tools"]) > 1:
+            several += 1
+            assert "\ntype " in quotation  # a description leads to the name
+    assert several > 75
+
+
+def test_some_functions_have_names_that_training_never_shows(recipe):
+    chats, held_out = recipe["chats"], recipe["split"].held_out
+    chats = type(chats)([f"word{c}{d}" for c in "abcdefghij" for d in "klmnopqrst"])
+    functions = chats.tools.functions
+    assert len(functions.seen) + len(functions.unseen) == 100 and len(functions.unseen) > 2
+    assert all(held_out("attribute", word) for word in functions.unseen)
+    rng = random.Random(7)
+    for _ in range(300):
+        names = [tool["name"].lower() for tool in chats.tools.conversation(rng)["tools"]]
+        assert not any(word in name for word in functions.unseen for name in names)
+        talk = chats.tools.conversation(rng, True, unseen=True)
+        assert any(word in talk["turns"][0]["call"].lower() for word in functions.unseen)
+
+
+def test_nothing_that_adds_is_offered_beside_a_sum(recipe):
+    rng = random.Random(8)
+    idle = 0
+    for _ in range(1500):
+        chat = recipe["chats"].draw(rng)
+        if chat["tools"] and not any(m.get("recipient") for m in chat["messages"]):
+            idle += 1
+            types = [
+                p["type"] for t in chat["tools"] for p in t["parameters"]["properties"].values()
+            ]
+            assert "number" not in types
+    assert idle > 20
+
+
 def test_reasoning_sets_the_length_of_the_analysis(recipe):
     lengths = dict.fromkeys(LEVELS, 0)
     for level in LEVELS:
