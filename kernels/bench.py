@@ -1,10 +1,13 @@
 """Times the kernels at the named shapes: python -m gptoss_jax.kernels.bench [experts] [--json FILE]
 
-A time is that of one whole MoE layer after the router's matmul: top-k, schedule, both matmuls,
-SwiGLU, combine. Several layers with weights of their own run in rotation inside one compiled
-program, weights being its arguments: an L2 of 60 MB keeps nothing of them. Beside it: packed bytes
-of the experts hit a second, FLOP a second, the share of the floor, the XLA form, and the error of
-one row against float64.
+A time is that of one whole MoE layer after the router's matmul: the choice of experts, schedule,
+both matmuls, SwiGLU, the sum and the residual. Several layers with weights of their own run in
+rotation inside one compiled program, weights being its arguments: an L2 of 60 MB keeps nothing of
+them. Beside it: packed bytes of the experts hit a second, FLOP a second, the share of the floor,
+the XLA form, and the error of one row against float64.
+
+With --explore FILE candidates are tried before (see explore); --seconds, --most, --model and
+--tokens keep that short.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import dataclasses
 import datetime
 import functools
 import json
+import pathlib
 import statistics
 import subprocess
 import time
@@ -22,8 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import shapes
-from .expert_matmul import ExpertWeights, expert_matmul, layout_for, triton
+from .expert_matmul import ExpertWeights, layout_for, mixture, triton
+from .explore import explore, parts_of
 from .mxfp4 import MAGNITUDES
+from .profile import kernel_times
 from .routing import top_k
 
 LIMIT, ALPHA = 7.0, 1.702
@@ -76,12 +82,12 @@ def expected(x_D, ids_X, weights_X, experts: ExpertWeights) -> np.ndarray:
     return out
 
 
-def _layer(x_ND, logits_NE, experts, *, chosen, backend, plan=None):
-    chosen = top_k(logits_NE, chosen)
-    how = dict(limit=LIMIT, alpha=ALPHA, out_dtype=x_ND.dtype)
+def _layer(x_ND, logits_NE, live_N, zero_ND, experts, *, chosen, backend, plan=None):
+    given = (x_ND, logits_NE, live_N, experts, zero_ND)
+    how = dict(chosen=chosen, limit=LIMIT, alpha=ALPHA)
     if plan is not None:
-        return triton.expert_matmul(x_ND, *chosen, experts, plan=plan, **how)
-    return expert_matmul(x_ND, *chosen, experts, backend=backend, **how)
+        return triton.mixture(*given, plan=plan, **how)
+    return mixture(*given, backend=backend, **how)
 
 
 @functools.cache
@@ -112,22 +118,31 @@ def _problem_inputs(problem: shapes.Experts, layers: int):
     return x_ND, [jax.random.normal(k, shape, jnp.float32) for k in keys[1:]]
 
 
-def compiled_layers(problem: shapes.Experts, backend: str, plan: triton.Plan | None = None):
-    """A compiled program of several layers in rotation, its arguments, and how many calls it is."""
+def compiled_layers(
+    problem: shapes.Experts, backend: str, plan: triton.Plan | None = None, *, alone: bool = False
+):
+    """A compiled program of several layers in rotation, its arguments, and how many calls it is.
+
+    alone: each distinct layer once, and every launch by itself, for the profiler.
+    """
     host, layers = _inputs(problem.model, layout_for(backend))
     x_ND, logits = _problem_inputs(problem, len(layers))
-    calls = len(layers) if backend == "xla" or problem.tokens > 512 else CALLS[problem.model]
+    few = alone or backend == "xla" or problem.tokens > 512
+    calls = len(layers) if few else CALLS[problem.model]
     layer = functools.partial(_layer, chosen=problem.chosen, backend=backend, plan=plan)
 
-    def run(x_ND, logits, layers):
-        # A chain: equal calls on equal arguments would be made once.
-        first_ND = x_ND = layer(x_ND, logits[0], layers[0])
+    def run(x_ND, logits, live_N, zero_ND, layers):
+        # A chain: equal calls on equal arguments would be made once. The residual is zero, so that
+        # the error is that of the experts' sum.
+        first_ND = x_ND = layer(x_ND, logits[0], live_N, zero_ND, layers[0])
         for i in range(1, calls):
-            x_ND = layer(x_ND, logits[i % len(layers)], layers[i % len(layers)])
+            at = i % len(layers)
+            x_ND = layer(x_ND, logits[at], live_N, zero_ND, layers[at])
         return first_ND, x_ND
 
-    args = (x_ND, logits, layers)
-    return jax.jit(run).lower(*args).compile(), args, calls
+    args = (x_ND, logits, jnp.ones(problem.tokens, bool), jnp.zeros_like(x_ND), layers)
+    options = {"xla_gpu_enable_command_buffer": ""} if alone else None
+    return jax.jit(run, compiler_options=options).lower(*args).compile(), args, calls
 
 
 @functools.cache
@@ -145,9 +160,9 @@ def _error(problem: shapes.Experts, backend: str, compiled, args) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-def measure(problem: shapes.Experts, backend: str, plan: triton.Plan | None = None) -> dict:
+def measure(problem: shapes.Experts, backend: str, program: tuple) -> dict:
     """One row of the table, as a dict."""
-    compiled, args, calls = compiled_layers(problem, backend, plan)
+    compiled, args, calls = program
     us = time_us(compiled, args, calls)
     return {
         "op": "experts",
@@ -162,75 +177,43 @@ def measure(problem: shapes.Experts, backend: str, plan: triton.Plan | None = No
     }
 
 
-def candidates(problem: shapes.Experts) -> list[triton.Plan]:
-    """Plans worth trying at a number of tokens; the heuristic's first."""
-    plan, shape = triton.Plan, triton.Shape
-    first = triton.heuristic(
-        problem.tokens, problem.chosen, problem.experts, jax.devices()[0].device_kind
-    )
-    found = [first]
-    mean = problem.tokens * problem.chosen / problem.experts
-    if problem.tokens <= 8:  # too few programs to keep a GPU reading: split K of both
-        for gate_split, down_split in ((1, 4), (2, 4), (3, 6), (4, 4)):
-            for depth in (dict(groups=8, lanes=4, stages=3), dict(groups=4, lanes=8, stages=4)):
-                found.append(
-                    plan(
-                        rows=8,
-                        direct=problem.tokens <= 2,
-                        gate_up=shape(split=gate_split, **depth),
-                        down=shape(split=down_split, **depth),
-                    )
-                )
-    elif mean <= 32:
-        for rows in (8, 16, 32):
-            for groups, lanes, stages in ((8, 4, 3), (8, 8, 3), (4, 8, 4), (4, 8, 3)):
-                few = shape(groups=groups, lanes=lanes, stages=stages)
-                found.append(plan(rows=rows, direct=False, gate_up=few, down=few))
-    else:
-        for rows in (32, 64, 128):
-            for cols, warps, groups, stages in (
-                (64, 4, 4, 2),
-                (64, 4, 2, 3),
-                (64, 4, 2, 4),
-                (128, 8, 4, 3),
-                (128, 8, 2, 4),
-            ):
-                many = shape(cols=cols, warps=warps, groups=groups, lanes=8, stages=stages)
-                for order in ("chunked", "joined"):
-                    found.append(
-                        plan(rows=rows, direct=False, gate_up=many, down=many, order=order)
-                    )
-    return list(dict.fromkeys(found))
+def _alone(problem: shapes.Experts, program: tuple) -> tuple[dict[str, float], float]:
+    """us of each kernel of one layer, and the error; every configuration is checked, since one that
+    Triton lays out badly gives garbage at full speed."""
+    compiled, args, calls = program
+    error = _error(problem, "triton", compiled, args)  # also the first run
+    found = kernel_times(lambda: jax.block_until_ready(compiled(*args)), calls)
+    return (parts_of(found) if found else {"all": time_us(compiled, args, calls, 3)}), error
 
 
-def explore(problem: shapes.Experts, threads: int = 12) -> dict | None:
-    """The fastest candidate whose numbers are right, in the form of kernels/tuned, or None.
+def explored(problems: list, seconds: float, most: int) -> dict:
+    """{problem: plan} of the fastest candidates that are right."""
+    for model in {problem.model for problem in problems}:
+        _inputs(model, layout_for("triton"))
 
-    Every configuration is checked: one that Triton lays out badly gives garbage at full speed.
-    """
+    def build(problem, plan):
+        _row_in_float64(problem, layout_for("triton"))
+        return compiled_layers(problem, "triton", plan, alone=True)
 
-    def build(plan):
-        try:
-            return compiled_layers(problem, "triton", plan)
-        except Exception as error:  # too much shared memory, or a shape the compiler refuses
-            return error
+    kind = jax.devices()[0].device_kind
+    limits = dict(seconds=seconds, most=most, most_error=MOST_ERROR)
+    return explore(problems, kind, build, _alone, **limits)
 
-    plans = candidates(problem)
-    _inputs(problem.model, layout_for("triton"))
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        built = list(pool.map(build, plans))
-    best = None
-    for plan, program in zip(plans, built, strict=True):
-        if isinstance(program, Exception):
-            print(f"  {plan}: {str(program)[:100]}", flush=True)
-            continue
-        compiled, args, calls = program
-        error = _error(problem, "triton", compiled, args)
-        us = time_us(compiled, args, calls, rounds=5)
-        print(f"  {us:9.1f} us, error {error:.1e}: {plan}", flush=True)
-        if error < MOST_ERROR and (best is None or us < best["us"]):
-            best = dataclasses.asdict(plan) | {"us": round(us, 1), "source": "chain"}
-    return best
+
+def write_plans(file: str | pathlib.Path, plans: dict, rows: list[dict]) -> None:
+    """A table for kernels/tuned: what the file had, and these; with the rows measured so far."""
+    path = pathlib.Path(file)
+    table = json.loads(path.read_text())["plans"] if path.exists() else {}
+    took = {row["shape"]: row["us"] for row in rows}
+    for problem, plan in plans.items():
+        key = f"{problem.embed},{problem.ffn},{problem.experts},{problem.chosen}"
+        entry = dataclasses.asdict(plan) | {"us": took.get(problem.name), "source": "chain"}
+        table.setdefault(key, {})[str(problem.tokens)] = entry
+    table = {
+        key: dict(sorted(by_tokens.items(), key=lambda item: int(item[0])))
+        for key, by_tokens in table.items()
+    }
+    path.write_text(json.dumps(header() | {"plans": table}, indent=1) + "\n")
 
 
 def header() -> dict:
@@ -254,22 +237,27 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--explore", metavar="FILE", help="try candidate plans, write the best as kernels/tuned"
     )
+    parser.add_argument("--seconds", type=float, default=600, help="of exploring, at most")
+    parser.add_argument("--most", type=int, default=8, help="candidates a shape, at most")
     options = parser.parse_args(argv)
     wanted = {int(n) for n in options.tokens.split(",")} if options.tokens else shapes.TOKENS
     backend = "triton" if layout_for().startswith("triton") else "xla"
-    rows, plans = [], {}
+    problems = [
+        problem
+        for problem in shapes.EXPERTS
+        if problem.tokens in wanted and options.model in (None, problem.model)
+    ]
+    plans = explored(problems, options.seconds, options.most) if options.explore else {}
+    if options.explore:
+        write_plans(options.explore, plans, [])
+    for model in {problem.model for problem in problems}:
+        _inputs(model, layout_for(backend))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:  # compiled first, then timed alone
+        programs = list(pool.map(lambda p: compiled_layers(p, backend, plans.get(p)), problems))
+    rows = []
     print(f"{'shape':>10} {'us':>9} {'floor':>7} {'%':>5} {'TB/s':>6} {'TFLOP/s':>8} {'xla us':>9}")
-    for problem in shapes.EXPERTS:
-        if problem.tokens not in wanted or options.model not in (None, problem.model):
-            continue
-        plan = None
-        if options.explore and (best := explore(problem)):
-            key = f"{problem.embed},{problem.ffn},{problem.experts},{problem.chosen}"
-            plans.setdefault(key, {})[str(problem.tokens)] = best
-            plan = triton.plan_from(best)
-            with open(options.explore, "w") as file:  # again each time: a run may be cut short
-                json.dump(header() | {"plans": plans}, file, indent=1)
-        row = measure(problem, backend, plan)
+    for problem, program in zip(problems, programs, strict=True):
+        row = measure(problem, backend, program)
         if backend != "xla" and not options.no_xla:
             compiled, args, calls = compiled_layers(problem, "xla")
             row["xla_us"] = round(time_us(compiled, args, calls, rounds=3), 1)
@@ -283,6 +271,8 @@ def main(argv: list[str] | None = None) -> None:
         if options.json:
             with open(options.json, "w") as file:
                 json.dump(header() | {"rows": rows}, file, indent=1)
+    if options.explore:
+        write_plans(options.explore, plans, rows)
 
 
 if __name__ == "__main__":

@@ -4,16 +4,26 @@ from typing import Literal, get_args
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 from .. import device
+from ..routing import top_k
 from . import ragged, reference, triton, xla
 from .swiglu import swiglu
 from .weights import AXES, ExpertWeights, Layout
 
 Backend = Literal["reference", "xla", "ragged", "triton"]
 
-__all__ = ["AXES", "Backend", "ExpertWeights", "Layout", "expert_matmul", "layout_for", "swiglu"]
+__all__ = [
+    "AXES",
+    "Backend",
+    "ExpertWeights",
+    "Layout",
+    "expert_matmul",
+    "layout_for",
+    "mixture",
+    "swiglu",
+]
 
 
 def expert_matmul(
@@ -42,6 +52,55 @@ def expert_matmul(
             the backend does not read.
         NotImplementedError: for "triton" on another device or in another dtype.
     """
+    form = {"reference": reference, "xla": xla, "ragged": ragged, "triton": triton}[
+        _checked(x_ND, experts, backend)
+    ]
+    out_dtype = jnp.dtype(out_dtype or x_ND.dtype)
+    return form.expert_matmul(
+        x_ND, ids_NX, weights_NX, experts, limit=limit, alpha=alpha, out_dtype=out_dtype
+    )
+
+
+def mixture(
+    x_ND: Float[Array, "N D"],
+    logits_NE: Float[Array, "N E"],
+    live_N: Bool[Array, " N"],
+    experts: ExpertWeights,
+    residual_ND: Float[Array, "N D"],
+    *,
+    chosen: int,
+    limit: float | None,
+    alpha: float,
+    backend: Backend | None = None,
+) -> Float[Array, "N D"]:
+    """residual + expert_matmul of the `chosen` largest logits, for one device that has all experts.
+
+    The same as `routing.top_k`, ids of -1 where not live, `expert_matmul` and an addition in
+    float32, rounded once to the residual's dtype; "triton" does it in 2 to 6 launches, for a token
+    or two without partial results in memory. OpenAI's code rounds the experts' sum to bfloat16
+    before it adds: 10 to 29 % of the results then differ by one unit, and the error against
+    float64 is 1.68e-3 to 2.15e-3 in place of 1.66e-3 (a sum of .1 to 1 times the residual's size).
+
+    Raises as `expert_matmul` and `routing.top_k`.
+    """
+    if not 1 <= chosen <= logits_NE.shape[1] == experts.count:
+        raise ValueError(
+            f"chosen must be between 1 and the {experts.count} experts, each with a logit; got "
+            f"{chosen} of {logits_NE.shape[1]} logits."
+        )
+    how = dict(limit=limit, alpha=alpha)
+    if _checked(x_ND, experts, backend) == "triton":
+        given = (x_ND, logits_NE, live_N, experts, residual_ND)
+        return triton.mixture(*given, chosen=chosen, **how)
+    ids_NX, weights_NX = top_k(logits_NE, chosen)
+    ids_NX = jnp.where(live_N[:, None], ids_NX, -1)
+    how |= dict(backend=backend, out_dtype=jnp.float32)
+    sum_ND = expert_matmul(x_ND, ids_NX, weights_NX, experts, **how)
+    return (residual_ND.astype(jnp.float32) + sum_ND).astype(residual_ND.dtype)
+
+
+def _checked(x_ND: Array, experts: ExpertWeights, backend: str | None) -> str:
+    """The backend that computes it; raises where one asked for cannot."""
     experts.check()
     if x_ND.shape[1] != experts.embed:
         raise ValueError(f"x has width {x_ND.shape[1]}, the experts {experts.embed}.")
@@ -60,11 +119,7 @@ def expert_matmul(
                 f"backend 'triton' reads layout 'triton', not {experts.layout!r}; "
                 "use experts.to_layout(layout_for('triton', experts)) or backend='xla'."
             )
-    form = {"reference": reference, "xla": xla, "ragged": ragged, "triton": triton}[backend]
-    out_dtype = jnp.dtype(out_dtype or x_ND.dtype)
-    return form.expert_matmul(
-        x_ND, ids_NX, weights_NX, experts, limit=limit, alpha=alpha, out_dtype=out_dtype
-    )
+    return backend
 
 
 def layout_for(backend: str | None = None, experts: ExpertWeights | None = None) -> str:

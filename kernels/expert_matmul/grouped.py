@@ -12,6 +12,7 @@ Per step of K: 32 * groups columns, in 8 / lanes tiles of groups * lanes lanes, 
 
 import dataclasses
 import warnings
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,18 +28,26 @@ from .swiglu import swiglu
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How one matmul is cut. Every number is a power of two, but for stages and split."""
+    """How one matmul is cut. Every number is a power of two, but for stages."""
 
-    cols: int = 64  # weight rows of each plane in a program; at least 64 where weights are left
+    cols: int = 64  # weight rows of each plane in a program
     groups: int = 8  # blocks of 32 columns in a step
     lanes: int = 4  # of each block in one dot; groups * lanes is the depth of a dot
     warps: int = 4
     stages: int = 3
-    split: int = 1  # programs that share K; their sums are added in order, a launch later
-    left: bool = True  # weights as the left operand
+    parts: int = 1  # of K, side by side in a program: tiles of one row only, see `row`
 
 
-def _call(body, *, name, grid, out_shape, warps, stages, interpret):
+class How(NamedTuple):
+    """What every kernel here needs to know besides its arrays."""
+
+    shape: Shape
+    wide: bool
+    order: str = "natural"
+    interpret: bool = False
+
+
+def call(body, *, name, grid, out_shape, warps, stages, interpret):
     with warnings.catch_warnings():
         # jax 0.11 announces the end of Pallas on Triton at every call.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
@@ -59,6 +68,14 @@ def _call(body, *, name, grid, out_shape, warps, stages, interpret):
 #   "joined"   in 32 columns, 4 by 8 transposed: the four places of a lane next to each other, for
 #              one dot over all of them
 CHUNKED = PLACES * BLOCK
+
+
+class Tiles(NamedTuple):
+    """A schedule as the kernels take it; see routing.in_kernel. Slots are tile * rows + place."""
+
+    expert_T: Array  # int32; outside [0, E): nothing to do
+    size_T: Array  # int32: slots used
+    row_S: Array  # int32: token * X + choice of each used slot
 
 
 def ordered_width(width: int, order: str) -> int:
@@ -83,7 +100,7 @@ def to_order(x_ND: Array, order: str) -> Array:
     return x_ND
 
 
-def _split(value_C, by):
+def split(value_C, by):
     """Quotient and remainder by lax: the floor fix-up of // and % hides runs from Triton."""
     by_C = jnp.full_like(value_C, by)
     return jax.lax.div(value_C, by_C), jax.lax.rem(value_C, by_C)
@@ -93,350 +110,237 @@ def _place_of(col_C, order):
     """As to_order, of indices in a kernel."""
     if order == "natural":
         return col_C
-    rest_C, j_C = _split(col_C, LANES)
-    rest_C, p_C = _split(rest_C, PLACES)
+    rest_C, j_C = split(col_C, LANES)
+    rest_C, p_C = split(rest_C, PLACES)
     if order == "joined":
         return rest_C * BLOCK + j_C * PLACES + p_C
-    i_C, g_C = _split(rest_C, PLACES)
+    i_C, g_C = split(rest_C, PLACES)
     return i_C * CHUNKED + p_C * BLOCK + g_C * LANES + j_C
 
 
-def _accumulate(x_ref, weights, expert, col_C, part, slot_R, live_R, shape, wide, order, interpret):
-    """Both planes' float32 sums over this program's part of K.
+def accumulate(x_ref, weights, expert, col_C, slot_R, live_R, how, first=None):
+    """Both planes' float32 sums [C, R] of weight rows times activations.
+
+    expert: of all weight rows, or [C, 1] of each. first: (first_C, first_R), the blocks of 32 at
+    which each weight row and each activation begin, of K cut into how.shape.parts; natural order.
 
     Joined, the four places of a tile are one dot, which Triton issues without waiting; else each
     is a dot of its own, and the compiler waits for it before the next overwrites its registers.
     """
+    shape, order = how.shape, how.order
     lanes_ref, scales_ref = weights
     _, _, groups, _, half = lanes_ref.shape
     lane_L = jnp.arange(shape.groups * shape.lanes)
-    group_L, within_L = _split(lane_L, shape.lanes)
-    steps = pl.cdiv(groups, shape.groups)
-    whole = groups % shape.groups == 0
-    even = half % shape.cols == 0
+    group_L, within_L = split(lane_L, shape.lanes)
+    steps = pl.cdiv(part_groups(groups, shape), shape.groups)
+    whole = groups % (shape.groups * shape.parts) == 0
+    everywhere = whole and half % shape.cols == 0 and jnp.ndim(expert) == 0
+    # Of experts by row, those that are not here are not read: the id itself is compared.
+    here = None if jnp.ndim(expert) == 0 else (expert >= 0) & (expert < lanes_ref.shape[0])
+    col = col_C[:, None]
+    tile = (col_C.size, lane_L.size)
+    exact = dict(wide=how.wide, interpret=how.interpret)
 
-    def spread(lane):  # [L] -> broadcastable along the columns
-        return lane[None, :] if shape.left else lane[:, None]
-
-    col = col_C[:, None] if shape.left else col_C[None, :]
-    tile = (shape.cols, lane_L.size) if shape.left else (lane_L.size, shape.cols)
-
-    def position(i, place, first):  # of each lane of a tile in x
+    def position(i, place, lane):  # of each lane of a tile in x
         if order == "natural":
-            return (i * shape.groups + group_L) * BLOCK + place * LANES + first + within_L
-        block_L, inner_L = _split(i * shape.groups + group_L, PLACES)
-        return block_L * CHUNKED + place * BLOCK + inner_L * LANES + first + within_L
+            return (i * shape.groups + group_L) * BLOCK + place * LANES + lane + within_L
+        block_L, inner_L = split(i * shape.groups + group_L, PLACES)
+        return block_L * CHUNKED + place * BLOCK + inner_L * LANES + lane + within_L
 
-    def load_x(k_L, inside_L):  # [L, R] or [R, L]
-        size = (k_L.size, live_R.size) if shape.left else (live_R.size, k_L.size)
-        live, inside = (live_R[None, :], inside_L[:, None])
-        where = slot_R[None, :], k_L[:, None]
-        if not shape.left:
-            live, inside = live_R[:, None], inside_L[None, :]
-            where = slot_R[:, None], k_L[None, :]
-        live = jnp.broadcast_to(live if whole else live & inside, size)
-        return plt.load(x_ref.at[where], mask=live, other=jnp.zeros((), x_ref.dtype))
+    def load_x(k_L, inside_L):  # [L, R]
+        k, inside = k_L[:, None], inside_L[:, None]
+        if first is not None:
+            k = k + first[1][None, :] * BLOCK
+            inside = k < groups * BLOCK
+        live = live_R[None, :] if whole else live_R[None, :] & inside
+        live = jnp.broadcast_to(live, (k_L.size, live_R.size))
+        return plt.load(x_ref.at[slot_R[None, :], k], mask=live, other=jnp.zeros((), x_ref.dtype))
 
     def dot(w, x):
-        pair = (w, x) if shape.left else (x, w)
         contract = (((1,), (0,)), ((), ()))
-        return jax.lax.dot_general(*pair, contract, preferred_element_type=jnp.float32)
+        return jax.lax.dot_general(w, x, contract, preferred_element_type=jnp.float32)
 
     def step(i, acc):
         at_L = i * shape.groups + group_L
-        inside_L = at_L < groups
+        at = at_L[None, :] if first is None else at_L[None, :] + first[0][:, None]
         masked = {}
-        if not (whole and even):
-            mask = spread(inside_L) & (col < half)
+        if not everywhere:
+            mask = at < groups if half % shape.cols == 0 else (at < groups) & (col < half)
+            mask = mask if here is None else mask & here
             masked = dict(mask=jnp.broadcast_to(mask, tile), other=jnp.uint16(0))
-        pair = plt.load(scales_ref.at[expert, spread(at_L), col], **masked)
-        factor = [scale_of(pair, plane, wide=wide, interpret=interpret) for plane in (0, 1)]
+        pair = plt.load(scales_ref.at[expert, at, col], **masked)
+        factor = [scale_of(pair, plane, **exact) for plane in (0, 1)]
         acc = list(acc)
-        for first in range(0, LANES, shape.lanes):
-            lane = [
-                plt.load(
-                    lanes_ref.at[expert, plane, spread(at_L), spread(first + within_L), col],
-                    **masked,
-                )
+        for lane in range(0, LANES, shape.lanes):
+            packed = [
+                plt.load(lanes_ref.at[expert, plane, at, (lane + within_L)[None, :], col], **masked)
                 for plane in (0, 1)
             ]
             if order == "joined":
                 k_K = i * (shape.groups * BLOCK) + jnp.arange(shape.groups * BLOCK)
                 x = load_x(k_K, k_K < groups * BLOCK)
                 for plane in (0, 1):
-                    w = [
-                        weight_of(lane[plane], factor[plane], p, wide=wide, interpret=interpret)
-                        for p in range(PLACES)
-                    ]
+                    w = [weight_of(packed[plane], factor[plane], p, **exact) for p in range(PLACES)]
                     halves = [jnp.stack([w[0], w[2]], axis=-1), jnp.stack([w[1], w[3]], axis=-1)]
                     halves = [h.reshape(shape.cols, -1) for h in halves]
                     w = jnp.stack(halves, axis=-1).reshape(shape.cols, -1)
                     acc[plane] += dot(w, x)
                 continue
             for place in range(PLACES):
-                x = load_x(position(i, place, first), inside_L)
+                x = load_x(position(i, place, lane), at_L < groups)
                 for plane in (0, 1):
-                    w = weight_of(lane[plane], factor[plane], place, wide=wide, interpret=interpret)
-                    acc[plane] += dot(w, x)
+                    acc[plane] += dot(weight_of(packed[plane], factor[plane], place, **exact), x)
         return tuple(acc)
 
-    size = (shape.cols, live_R.size) if shape.left else (live_R.size, shape.cols)
-    zero = jnp.zeros(size, jnp.float32)
-    if shape.split == 1:
-        return jax.lax.fori_loop(0, steps, step, (zero, zero))
-    share = pl.cdiv(steps, shape.split)
-    start = part * share
-    stop = jnp.minimum(start + share, steps)
-    return jax.lax.fori_loop(start, stop, step, (zero, zero))
+    zero = jnp.zeros((col_C.size, live_R.size), jnp.float32)
+    return jax.lax.fori_loop(0, steps, step, (zero, zero))
 
 
-def _across(shape, col_C, slot_R):
-    """Indices [C, R] or [R, C] of an accumulator, as broadcastable (slot, column)."""
-    if shape.left:
-        return slot_R[None, :], col_C[:, None]
-    return slot_R[:, None], col_C[None, :]
+def part_groups(groups: int, shape: Shape) -> int:
+    """Blocks of K in each part: whole steps, so that only the last part has a tail."""
+    if shape.parts == 1:
+        return groups
+    return pl.cdiv(pl.cdiv(groups, shape.parts), shape.groups) * shape.groups
 
 
 def gate_up(
     x_ND: Array,
-    expert_T: Array,
-    size_T: Array | None,
-    row_S: Array | None,
+    tiles: Tiles,
     lanes: Array,
     scales: Array,
     bias_EP: Array,
     *,
     rows: int,
     chosen: int,
-    shape: Shape,
-    wide: bool,
-    order: str,
+    how: How,
     limit: float | None,
     alpha: float,
-    interpret: bool,
 ) -> Array:
-    """Hidden values [T * stride, F] of every slot; slots past a tile's size are not written.
+    """Hidden values [T * rows, F] of every slot; slots past a tile's size are not written."""
+    count, ffn, shape = tiles.expert_T.shape[0], lanes.shape[-1], how.shape
 
-    row_S: [T * rows] row (token * X + choice) of each slot; size_T: slots used of each tile.
-    Both None: tile t is row t alone, and stride is 1.
-    """
-    tiles, ffn = expert_T.shape[0], lanes.shape[-1]
-    stride = rows if row_S is not None else 1
-
-    def body(*refs):
-        expert_ref, *tile_refs, x_ref, lanes_ref, scales_ref, bias_ref, out_ref = refs
-        tile, part = pl.program_id(1), pl.program_id(2)
+    def body(expert_ref, size_ref, row_ref, x_ref, lanes_ref, scales_ref, bias_ref, out_ref):
+        tile = pl.program_id(1)
         col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
         expert = expert_ref[tile]
 
         # The id itself is compared, before any arithmetic on it.
         @pl.when((expert >= 0) & (expert < lanes_ref.shape[0]))
         def _():
-            place_R = jnp.arange(rows)
-            live_R = place_R < (tile_refs[0][tile] if tile_refs else 1)
-            slot_R = tile * stride + place_R
-            if tile_refs:
-                row_R = plt.load(tile_refs[1].at[slot_R], mask=live_R, other=0)
-            else:
-                row_R = jnp.full((rows,), tile, jnp.int32)
+            live_R = jnp.arange(rows) < size_ref[tile]
+            slot_R = tile * rows + jnp.arange(rows)
+            row_R = plt.load(row_ref.at[slot_R], mask=live_R, other=0)
             weights = lanes_ref, scales_ref
-            acc = _accumulate(
-                x_ref,
-                weights,
-                expert,
-                col_C,
-                part,
-                row_R // chosen,
-                live_R,
-                shape,
-                wide,
-                order,
-                interpret,
-            )
+            acc = accumulate(x_ref, weights, expert, col_C, row_R // chosen, live_R, how)
             inside_C = col_C < ffn
-            live, inside = _across(shape, inside_C, live_R)
-            if shape.split > 1:
-                slot, col = _across(shape, col_C, slot_R)
-                for plane in (0, 1):
-                    plt.store(out_ref.at[part, plane, slot, col], acc[plane], mask=live & inside)
-                return
-            bias = [_bias(bias_ref, expert, 2 * col_C + plane, inside_C) for plane in (0, 1)]
             gate, up = (
-                sums + (b[:, None] if shape.left else b[None, :])
-                for sums, b in zip(acc, bias, strict=True)
+                acc[plane] + bias_at(bias_ref, expert, 2 * col_C + plane, inside_C)[:, None]
+                for plane in (0, 1)
             )
             h = swiglu(gate, up, limit=limit, alpha=alpha)
-            slot, col = _across(shape, _place_of(col_C, order), slot_R)
-            plt.store(out_ref.at[slot, col], h.astype(out_ref.dtype), mask=live & inside)
+            at = out_ref.at[slot_R[None, :], _place_of(col_C, how.order)[:, None]]
+            plt.store(at, h.astype(out_ref.dtype), mask=live_R[None, :] & inside_C[:, None])
 
-    tile_args = () if row_S is None else (size_T, row_S)
-    whole = jax.ShapeDtypeStruct((tiles * stride, ordered_width(ffn, order)), x_ND.dtype)
-    parts = jax.ShapeDtypeStruct((shape.split, 2, tiles * stride, ffn), jnp.float32)
-    out = _call(
+    return call(
         body,
         name="experts_gate_up",
-        grid=(pl.cdiv(ffn, shape.cols), tiles, shape.split),
-        out_shape=whole if shape.split == 1 else parts,
+        grid=(pl.cdiv(ffn, shape.cols), count),
+        out_shape=jax.ShapeDtypeStruct((count * rows, ordered_width(ffn, how.order)), x_ND.dtype),
         warps=shape.warps,
         stages=shape.stages,
-        interpret=interpret,
-    )(expert_T, *tile_args, x_ND, lanes, scales, bias_EP)
-    if shape.split == 1:
-        return out
-    return _activate(out, expert_T, bias_EP, whole, order, limit, alpha, interpret)
+        interpret=how.interpret,
+    )(tiles.expert_T, tiles.size_T, tiles.row_S, x_ND, lanes, scales, bias_EP)
 
 
-def _bias(bias_ref, expert, col_C, inside_C):
+def bias_at(bias_ref, expert, col_C, inside_C):
+    """float32 [C]; 0 where there is no such column."""
     zero = jnp.zeros((), bias_ref.dtype)
     return plt.load(bias_ref.at[expert, col_C], mask=inside_C, other=zero).astype(jnp.float32)
 
 
-def _activate(parts_K2SF, expert_T, bias_EP, whole, order, limit, alpha, interpret):
-    """The sums of each part of K added in order, biased and gated; a launch of its own."""
-    split, _, slots, ffn = parts_K2SF.shape
-    stride = slots // expert_T.shape[0]
-    cols = min(512, pl.next_power_of_2(ffn))
-
-    def body(parts_ref, expert_ref, bias_ref, out_ref):
-        slot = pl.program_id(1)
-        col_C = pl.program_id(0) * cols + jnp.arange(cols)
-        expert = expert_ref[slot // stride]
-
-        @pl.when((expert >= 0) & (expert < bias_ref.shape[0]))
-        def _():
-            inside_C = col_C < ffn
-            gated = []
-            for plane in (0, 1):
-                total_C = _bias(bias_ref, expert, 2 * col_C + plane, inside_C)
-                for part in range(split):
-                    total_C += plt.load(
-                        parts_ref.at[part, plane, slot, col_C], mask=inside_C, other=0.0
-                    )
-                gated.append(total_C)
-            h = swiglu(*gated, limit=limit, alpha=alpha)
-            to_C = _place_of(col_C, order)
-            plt.store(out_ref.at[slot, to_C], h.astype(out_ref.dtype), mask=inside_C)
-
-    return _call(
-        body,
-        name="experts_activate",
-        grid=(pl.cdiv(ffn, cols), slots),
-        out_shape=whole,
-        warps=4,
-        stages=2,
-        interpret=interpret,
-    )(parts_K2SF, expert_T, bias_EP)
-
-
 def down(
     h_SF: Array,
-    expert_T: Array,
-    size_T: Array | None,
+    tiles: Tiles,
     lanes: Array,
     scales: Array,
     bias_ED: Array,
     *,
     rows: int,
-    stride: int,
-    shape: Shape,
-    wide: bool,
-    order: str,
+    how: How,
     out_dtype: jnp.dtype,
-    interpret: bool,
 ) -> Array:
-    """[split, T * stride, D]: each part of K's sums of every slot, the bias in part 0."""
-    tiles, half = expert_T.shape[0], lanes.shape[-1]
+    """[T * rows, D]: the sums of every slot and the bias, not yet weighted."""
+    count, half, shape = tiles.expert_T.shape[0], lanes.shape[-1], how.shape
 
-    def body(expert_ref, *refs):
-        *size_ref, h_ref, lanes_ref, scales_ref, bias_ref, out_ref = refs
-        tile, part = pl.program_id(1), pl.program_id(2)
+    def body(expert_ref, size_ref, h_ref, lanes_ref, scales_ref, bias_ref, out_ref):
+        tile = pl.program_id(1)
         col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
         expert = expert_ref[tile]
 
         @pl.when((expert >= 0) & (expert < lanes_ref.shape[0]))
         def _():
-            place_R = jnp.arange(rows)
-            live_R = place_R < (size_ref[0][tile] if size_ref else 1)
-            slot_R = tile * stride + place_R
+            live_R = jnp.arange(rows) < size_ref[tile]
+            slot_R = tile * rows + jnp.arange(rows)
             weights = lanes_ref, scales_ref
-            acc = _accumulate(
-                h_ref,
-                weights,
-                expert,
-                col_C,
-                part,
-                slot_R,
-                live_R,
-                shape,
-                wide,
-                order,
-                interpret,
-            )
+            acc = accumulate(h_ref, weights, expert, col_C, slot_R, live_R, how)
             inside_C = col_C < half
             for plane in (0, 1):
-                once_C = inside_C & (part == 0)
-                bias_C = _bias(bias_ref, expert, plane * half + col_C, once_C)
-                y = acc[plane] + (bias_C[:, None] if shape.left else bias_C[None, :])
-                slot, col = _across(shape, plane * half + col_C, slot_R)
-                live, inside = _across(shape, inside_C, live_R)
-                plt.store(out_ref.at[part, slot, col], y.astype(out_dtype), mask=live & inside)
+                bias_C = bias_at(bias_ref, expert, plane * half + col_C, inside_C)
+                y = (acc[plane] + bias_C[:, None]).astype(out_dtype)
+                at = out_ref.at[slot_R[None, :], (plane * half + col_C)[:, None]]
+                plt.store(at, y, mask=live_R[None, :] & inside_C[:, None])
 
-    return _call(
+    return call(
         body,
         name="experts_down",
-        grid=(pl.cdiv(half, shape.cols), tiles, shape.split),
-        out_shape=jax.ShapeDtypeStruct((shape.split, tiles * stride, 2 * half), out_dtype),
+        grid=(pl.cdiv(half, shape.cols), count),
+        out_shape=jax.ShapeDtypeStruct((count * rows, 2 * half), out_dtype),
         warps=shape.warps,
         stages=shape.stages,
-        interpret=interpret,
-    )(expert_T, *(() if size_T is None else (size_T,)), h_SF, lanes, scales, bias_ED)
+        interpret=how.interpret,
+    )(tiles.expert_T, tiles.size_T, h_SF, lanes, scales, bias_ED)
 
 
 def combine(
-    y_KSD: Array,
-    slot_NX: Array,
+    y_SD: Array,
+    slot_M: Array,
     weights_NX: Array,
+    residual_ND: Array | None,
     *,
-    direct: int | None = None,
     out_dtype: jnp.dtype,
     interpret: bool,
 ) -> Array:
-    """[N, D]: sum over x, in order, of weights * (sum over the parts of K, in order) of a slot.
+    """[N, D]: residual + the sum over x, in order, of weights times a slot's row; rounded once.
 
     Gathers: a row's bits depend on its own slots alone. Slot -1 adds nothing and reads nothing.
-    direct: E. slot_NX then holds the ids themselves, and slots are rows.
     """
-    parts, _, embed = y_KSD.shape
-    tokens, chosen = slot_NX.shape
+    embed = y_SD.shape[1]
+    tokens, chosen = weights_NX.shape
     rows = 1 if tokens <= 64 else 4
     cols = min(1024 // rows, pl.next_power_of_2(embed))
 
-    def body(y_ref, slot_ref, weight_ref, out_ref):
+    def body(y_ref, slot_ref, weight_ref, *refs):
+        *residual_ref, out_ref = refs
         token_R = pl.program_id(1) * rows + jnp.arange(rows)
         col_C = pl.program_id(0) * cols + jnp.arange(cols)
         real_R, inside = token_R < tokens, (col_C < embed)[None, :]
+        at, keep = (token_R[:, None], col_C[None, :]), real_R[:, None] & inside
         total = jnp.zeros((rows, cols), jnp.float32)
         for x in range(chosen):
-            slot_R = plt.load(slot_ref.at[token_R, x], mask=real_R, other=-1)
-            if direct is not None:
-                here_R = (slot_R >= 0) & (slot_R < direct)
-                slot_R = jnp.where(here_R, token_R * chosen + x, -1)
+            slot_R = plt.load(slot_ref.at[token_R * chosen + x], mask=real_R, other=-1)
             weight_R = plt.load(weight_ref.at[token_R, x], mask=real_R, other=0.0)
             here = (slot_R >= 0)[:, None] & inside
-            term = jnp.zeros((rows, cols), jnp.float32)
-            for part in range(parts):
-                y = plt.load(
-                    y_ref.at[part, slot_R[:, None], col_C[None, :]],
-                    mask=here,
-                    other=jnp.zeros((), y_ref.dtype),
-                )
-                term += y.astype(jnp.float32)
+            zero = jnp.zeros((), y_ref.dtype)
+            y = plt.load(y_ref.at[slot_R[:, None], col_C[None, :]], mask=here, other=zero)
+            term = y.astype(jnp.float32) * weight_R[:, None].astype(jnp.float32)
             # A NaN weight of a row that is not here must not leak through the zeros.
-            total += jnp.where(here, term * weight_R[:, None].astype(jnp.float32), 0.0)
-        keep = real_R[:, None] & inside
-        plt.store(out_ref.at[token_R[:, None], col_C[None, :]], total.astype(out_dtype), mask=keep)
+            total += jnp.where(here, term, 0.0)
+        for ref in residual_ref:
+            zero = jnp.zeros((), ref.dtype)
+            total += plt.load(ref.at[at], mask=keep, other=zero).astype(jnp.float32)
+        plt.store(out_ref.at[at], total.astype(out_dtype), mask=keep)
 
-    return _call(
+    return call(
         body,
         name="experts_combine",
         grid=(pl.cdiv(embed, cols), pl.cdiv(tokens, rows)),
@@ -444,4 +348,4 @@ def combine(
         warps=4,
         stages=2,
         interpret=interpret,
-    )(y_KSD, slot_NX, weights_NX)
+    )(y_SD, slot_M, weights_NX, *(() if residual_ND is None else (residual_ND,)))

@@ -1,4 +1,8 @@
-"""The Triton form: plan, schedule, two grouped matmuls and a combine; four or five launches."""
+"""The Triton form: which plan, and the launches of each.
+
+Of a token or a few, two: gate_up, which ranks the logits itself, and down, which sums. Up to 128
+tokens four: route, gate_up, down, combine. Of more six: top_k, count, place, and those three.
+"""
 
 import dataclasses
 import functools
@@ -10,10 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..routing import bound
-from ..routing.in_kernel import make_tiles
-from . import grouped
-from .grouped import Shape
+from ..routing import bound, in_kernel
+from . import grouped, row
+from .grouped import How, Shape, Tiles
 from .weights import ExpertWeights
 
 TUNED = pathlib.Path(__file__).parent.parent / "tuned"
@@ -23,11 +26,11 @@ TUNED = pathlib.Path(__file__).parent.parent / "tuned"
 class Plan:
     """How one layer is computed at one number of tokens.
 
-    direct: every (token, choice) is a tile of its own, no schedule: for a token or two, where an
+    direct: every (token, choice) is a tile of its own, no schedule: for a token or a few, where an
     expert is hardly ever read twice. partial: dtype of the rows that combine reads.
     """
 
-    rows: int  # of a tile: 8 or more; a power of two
+    rows: int  # of a tile: 8 or more; a power of two; without meaning where direct
     direct: bool
     gate_up: Shape
     down: Shape
@@ -45,10 +48,12 @@ def heuristic(tokens: int, chosen: int, experts: int, device_kind: str = "") -> 
     8 rows a tile beat 16 at 1 and at 32 tokens (a tensor core pays for rows that are not there),
     32 beat 16 and 64 at 128 tokens: about twice the mean number of rows of an expert.
     """
+    roomy = any(name in device_kind for name in ROOMY)
     decode = Shape(groups=8, lanes=4, stages=3)
     if tokens <= 2:
-        down = dataclasses.replace(decode, split=4)  # else 92 programs for 132 processors
-        return Plan(rows=8, direct=True, gate_up=decode, down=down)
+        gate_up = dataclasses.replace(decode, cols=16, parts=4)
+        down = summing(chosen, stages=3 if roomy else 2)
+        return Plan(rows=8, direct=True, gate_up=gate_up, down=down)
     mean = tokens * chosen / experts
     rows = min(128, max(8, 1 << math.ceil(math.log2(max(2 * mean, 1)))))
     if rows == 8:
@@ -57,9 +62,17 @@ def heuristic(tokens: int, chosen: int, experts: int, device_kind: str = "") -> 
         few = Shape(groups=4, lanes=8, stages=3)
         return Plan(rows=rows, direct=False, gate_up=few, down=few)
     many = Shape(groups=4, lanes=8, stages=2)
-    if any(name in device_kind for name in ROOMY):
+    if roomy:
         many = Shape(groups=4, lanes=8, stages=3, cols=128, warps=8)
     return Plan(rows=rows, direct=False, gate_up=many, down=many, order="chunked")
+
+
+def summing(chosen: int, cols: int = 16, stages: int = 3) -> Shape:
+    """For row.down: 16 weight rows a warp, and K in two where 8 columns hold all choices twice."""
+    choices = 1 << (chosen - 1).bit_length()
+    parts = max(1, row.ROWS // choices)
+    warps = max(1, choices * parts * cols // 16)
+    return Shape(cols=cols, parts=parts, groups=8, lanes=4, warps=warps, stages=stages)
 
 
 @functools.cache
@@ -110,78 +123,95 @@ def expert_matmul(
     Raises:
         NotImplementedError: for activations that are not bfloat16.
     """
+    tokens, chosen = ids_NX.shape
+    plan = _planned(plan, x_ND, chosen, experts, interpret)
+    given = dict(ids_NX=ids_NX, weights_NX=weights_NX)
+    how = dict(limit=limit, alpha=alpha, out_dtype=out_dtype, plan=plan, interpret=interpret)
+    return _layer(x_ND, given, experts, None, chosen=chosen, **how)
+
+
+def mixture(
+    x_ND: Array,
+    logits_NE: Array,
+    live_N: Array,
+    experts: ExpertWeights,
+    residual_ND: Array,
+    *,
+    chosen: int,
+    limit: float | None,
+    alpha: float,
+    plan: Plan | None = None,
+    interpret: bool = False,
+) -> Array:
+    """As the package's `mixture`, with the choice of experts and both ends in the kernels."""
+    plan = _planned(plan, x_ND, chosen, experts, interpret)
+    given = dict(logits_NE=logits_NE, live_N=live_N.astype(jnp.int32))
+    how = dict(limit=limit, alpha=alpha, plan=plan, interpret=interpret)
+    out_dtype = residual_ND.dtype
+    return _layer(x_ND, given, experts, residual_ND, chosen=chosen, out_dtype=out_dtype, **how)
+
+
+def _planned(plan, x_ND, chosen, experts, interpret) -> Plan:
     if x_ND.dtype != jnp.bfloat16:
         raise NotImplementedError(
             f"triton experts multiply bfloat16 activations; got {x_ND.dtype}. Use backend='xla'."
         )
-    tokens, chosen = ids_NX.shape
-    if plan is None:
-        kind = "interpreted" if interpret else _device_kind()
-        plan = choose_plan(tokens, chosen, experts.count, experts.embed, experts.ffn, kind)
-    return _layer(
-        x_ND,
-        ids_NX,
-        weights_NX,
-        experts,
-        limit=limit,
-        alpha=alpha,
-        out_dtype=out_dtype,
-        plan=plan,
-        interpret=interpret,
-    )
+    if plan is not None:
+        return plan
+    kind = "interpreted" if interpret else _device_kind()
+    sizes = (x_ND.shape[0], chosen, experts.count, experts.embed, experts.ffn)
+    return choose_plan(*sizes, kind)
 
 
 # A jit of its own: a model of 24 layers then traces the kernels once, not 24 times 0.3 s.
-@functools.partial(jax.jit, static_argnames=("limit", "alpha", "out_dtype", "plan", "interpret"))
-def _layer(x_ND, ids_NX, weights_NX, experts, *, limit, alpha, out_dtype, plan, interpret):
-    chosen = ids_NX.shape[1]
+@functools.partial(
+    jax.jit, static_argnames=("chosen", "limit", "alpha", "out_dtype", "plan", "interpret")
+)
+def _layer(x_ND, given, experts, residual_ND, *, chosen, limit, alpha, out_dtype, plan, interpret):
+    """given: logits_NE and live_N, or ids_NX and weights_NX."""
     wide = experts.layout == "triton_wide"
-    ids_M = ids_NX.reshape(-1)
+    gate_up_how = How(plan.gate_up, wide, plan.order, interpret)
+    down_how = How(plan.down, wide, plan.order, interpret)
+    gate_up = experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias
+    down = experts.down_blocks, experts.down_scales, experts.down_bias
+    gated = dict(chosen=chosen, how=gate_up_how, limit=limit, alpha=alpha)
     if plan.direct:
-        stride = 1
-        expert_T, size_T, row_S, slot_M = ids_M, None, None, ids_M
-    else:
-        stride = plan.rows
-        count = bound(ids_M.size, experts.count, plan.rows)
-        expert_T, size_T, row_S, slot_M = make_tiles(
-            ids_M, experts.count, plan.rows, count, interpret=interpret
-        )
-    common = dict(rows=plan.rows, wide=wide, order=plan.order, interpret=interpret)
+        summed = dict(chosen=chosen, how=down_how, out_dtype=out_dtype)
+        if "ids_NX" in given:
+            ids_M, weight_M = given["ids_NX"].reshape(-1), given["weights_NX"].reshape(-1)
+            (h_MF,) = row.gate_up(x_ND, (ids_M,), *gate_up, **gated)
+            return row.down(h_MF, ids_M, weight_M, *down, residual_ND, softmax=False, **summed)
+        choice = given["logits_NE"], given["live_N"]
+        h_MF, ids_M, logit_M = row.gate_up(x_ND, choice, *gate_up, **gated)
+        return row.down(h_MF, ids_M, logit_M, *down, residual_ND, softmax=True, **summed)
+
+    weights_NX, tiles, slot_M = _schedule(given, chosen, experts.count, plan.rows, interpret)
     x_ND = grouped.to_order(x_ND, plan.order)
-    h_SF = grouped.gate_up(
-        x_ND,
-        expert_T,
-        size_T,
-        row_S,
-        experts.gate_up_blocks,
-        experts.gate_up_scales,
-        experts.gate_up_bias,
-        chosen=chosen,
-        shape=plan.gate_up,
-        limit=limit,
-        alpha=alpha,
-        **common,
-    )
-    y_KSD = grouped.down(
-        h_SF,
-        expert_T,
-        size_T,
-        experts.down_blocks,
-        experts.down_scales,
-        experts.down_bias,
-        stride=stride,
-        shape=plan.down,
-        out_dtype=jnp.dtype(plan.partial),
-        **common,
-    )
-    return grouped.combine(
-        y_KSD,
-        slot_M.reshape(ids_NX.shape),
-        weights_NX,
-        direct=experts.count if plan.direct else None,
-        out_dtype=out_dtype,
-        interpret=interpret,
-    )
+    h_SF = grouped.gate_up(x_ND, tiles, *gate_up, rows=plan.rows, **gated)
+    partial = jnp.dtype(plan.partial)
+    y_SD = grouped.down(h_SF, tiles, *down, rows=plan.rows, how=down_how, out_dtype=partial)
+    last = dict(out_dtype=out_dtype, interpret=interpret)
+    return grouped.combine(y_SD, slot_M, weights_NX, residual_ND, **last)
+
+
+def _schedule(given, chosen, experts, rows, interpret) -> tuple[Array, Tiles, Array]:
+    """The weights, the tiles, and the slot of every (token, choice)."""
+    if "logits_NE" in given:
+        logits_NE, live_N = given["logits_NE"], given["live_N"]
+        tokens = logits_NE.shape[0]
+        count = bound(tokens * chosen, experts, rows)
+        if tokens <= 128 and logits_NE.size <= in_kernel.MOST_ROUTED:
+            weights_NX, *tiles, slot_M = in_kernel.route(
+                logits_NE, chosen, live_N, rows, count, interpret=interpret
+            )
+            return weights_NX, Tiles(*tiles), slot_M
+        ids_NX, weights_NX = in_kernel.top_k(logits_NE, chosen, live_N, interpret=interpret)
+    else:
+        ids_NX, weights_NX = given["ids_NX"], given["weights_NX"]
+        count = bound(ids_NX.size, experts, rows)
+    ids_M = ids_NX.reshape(-1)
+    *tiles, slot_M = in_kernel.make_tiles(ids_M, experts, rows, count, interpret=interpret)
+    return weights_NX, Tiles(*tiles), slot_M
 
 
 def _device_kind() -> str:

@@ -1,4 +1,9 @@
-"""Routing as two small Pallas kernels: a handful of XLA's would cost 2 us each, every layer."""
+"""Routing as small Pallas kernels: a handful of XLA's would cost 2 us each, every layer.
+
+Up to 128 tokens `route` does all of it in one launch; above, `top_k` and the two of `make_tiles`.
+For a token or two there is no schedule, and `pick` ranks the logits inside the kernel that needs
+the answer.
+"""
 
 import functools
 import warnings
@@ -23,38 +28,59 @@ def _call(body, *, name, grid, out_shape, warps, interpret):
         )
 
 
-def top_k(logits_NE: Array, k: int, *, interpret: bool) -> tuple[Array, Array]:
-    """As routing.top_k: k rounds of a maximum, each taking the lowest index that has it."""
+def _largest(logit_RE, inside_E, k: int):
+    """Ids of the k largest in each row as k arrays [R], and their softmax, as routing.top_k."""
+    rows, width = logit_RE.shape
+    expert_E = jnp.arange(width)
+    nan_RE = logit_RE != logit_RE
+    broken_R = jnp.max(nan_RE.astype(jnp.int32), axis=1) > 0
+    logit_RE = jnp.where(nan_RE, -jnp.inf, logit_RE)
+    left_RE = jnp.broadcast_to(inside_E[None, :], (rows, width))
+    chosen, terms, total_R = [], [], jnp.zeros((rows,), jnp.float32)
+    for _ in range(k):
+        most_R = jnp.max(jnp.where(left_RE, logit_RE, -jnp.inf), axis=1)
+        among_RE = left_RE & (logit_RE == most_R[:, None])
+        id_R = jnp.min(jnp.where(among_RE, expert_E[None, :], width), axis=1)
+        left_RE = left_RE & (expert_E[None, :] != id_R[:, None])
+        first_R = most_R if not terms else first_R
+        terms.append(jnp.exp(most_R - first_R))
+        chosen.append(id_R.astype(jnp.int32))
+        total_R = total_R + terms[-1]
+    weights = [jnp.where(broken_R, jnp.nan, term_R / total_R) for term_R in terms]
+    return chosen, weights
+
+
+def _load_logits(logits_ref, token_R, real_R, width):
+    expert_E = jnp.arange(width)
+    inside_E = expert_E < logits_ref.shape[1]
+    real_RE = real_R[:, None] & inside_E[None, :]
+    at = logits_ref.at[token_R[:, None], expert_E[None, :]]
+    return plt.load(at, mask=real_RE, other=0.0), inside_E
+
+
+def top_k(
+    logits_NE: Array, k: int, live_N: Array | None = None, *, interpret: bool
+) -> tuple[Array, Array]:
+    """As routing.top_k: k rounds of a maximum, each taking the lowest index that has it.
+
+    live_N: int32; where it is 0 every id is -1.
+    """
     tokens, experts = logits_NE.shape
     width = pl.next_power_of_2(experts)
     rows = 1 if tokens < 256 else 16
 
-    def body(logits_ref, ids_ref, weights_ref):
+    def body(logits_ref, *refs):
+        *live_ref, ids_ref, weights_ref = refs
         token_R = pl.program_id(0) * rows + jnp.arange(rows)
-        expert_E = jnp.arange(width)
         real_R = token_R < tokens
-        real_RE = real_R[:, None] & (expert_E < experts)[None, :]
-        logit_RE = plt.load(
-            logits_ref.at[token_R[:, None], expert_E[None, :]], mask=real_RE, other=0.0
-        )
-        nan_RE = logit_RE != logit_RE
-        broken_R = jnp.max(nan_RE.astype(jnp.int32), axis=1) > 0
-        logit_RE = jnp.where(nan_RE, -jnp.inf, logit_RE)
-        left_RE = jnp.broadcast_to((expert_E < experts)[None, :], (rows, width))
-        chosen, terms, total_R = [], [], jnp.zeros((rows,), jnp.float32)
-        for _ in range(k):
-            most_R = jnp.max(jnp.where(left_RE, logit_RE, -jnp.inf), axis=1)
-            among_RE = left_RE & (logit_RE == most_R[:, None])
-            id_R = jnp.min(jnp.where(among_RE, expert_E[None, :], width), axis=1)
-            left_RE = left_RE & (expert_E[None, :] != id_R[:, None])
-            first_R = most_R if not terms else first_R
-            terms.append(jnp.exp(most_R - first_R))
-            chosen.append(id_R)
-            total_R = total_R + terms[-1]
+        chosen, weights = _largest(*_load_logits(logits_ref, token_R, real_R, width), k)
         for x in range(k):
-            weight_R = jnp.where(broken_R, jnp.nan, terms[x] / total_R)
-            plt.store(ids_ref.at[token_R, x], chosen[x].astype(jnp.int32), mask=real_R)
-            plt.store(weights_ref.at[token_R, x], weight_R, mask=real_R)
+            id_R = chosen[x]
+            if live_ref:
+                live_R = plt.load(live_ref[0].at[token_R], mask=real_R, other=0)
+                id_R = jnp.where(live_R != 0, id_R, -1)
+            plt.store(ids_ref.at[token_R, x], id_R, mask=real_R)
+            plt.store(weights_ref.at[token_R, x], weights[x], mask=real_R)
 
     return _call(
         body,
@@ -66,7 +92,104 @@ def top_k(logits_NE: Array, k: int, *, interpret: bool) -> tuple[Array, Array]:
         ),
         warps=1 if rows == 1 else 4,
         interpret=interpret,
-    )(logits_NE)
+    )(logits_NE, *(() if live_N is None else (live_N,)))
+
+
+def pick(logits_ref, token, choice):
+    """(id, logit) of one choice of a token, inside a kernel; a NaN among its logits: logit NaN.
+
+    An expert's rank is how many are larger, or equal with a lower index: two reductions, where
+    `choice` + 1 rounds of a maximum would wait for each other. E * E comparisons: 8 a thread for
+    32 experts and 4 warps.
+    """
+    experts = logits_ref.shape[1]
+    width = pl.next_power_of_2(experts)
+    expert_E = jnp.arange(width)
+    inside_E = expert_E < experts
+    given_E = plt.load(logits_ref.at[token, expert_E], mask=inside_E, other=-jnp.inf)
+    broken = jnp.max((given_E != given_E).astype(jnp.int32)) > 0
+    logit_E = jnp.where(given_E != given_E, -jnp.inf, given_E)
+    mine, other = logit_E[:, None], logit_E[None, :]
+    # The places past the last expert are -inf too, but never lower in index: they outrank nobody.
+    ahead_EE = (other > mine) | ((other == mine) & (expert_E[None, :] < expert_E[:, None]))
+    rank_E = jnp.sum(ahead_EE.astype(jnp.int32), axis=1)
+    here_E = (rank_E == choice) & inside_E
+    expert = jnp.sum(jnp.where(here_E, expert_E, 0)).astype(jnp.int32)
+    logit = jnp.max(jnp.where(here_E, logit_E, -jnp.inf))
+    return expert, jnp.where(broken, jnp.nan, logit)
+
+
+MOST_ROUTED = 8192  # logits that one program of `route` holds
+
+
+def route(
+    logits_NE: Array, k: int, live_N: Array | None, tile_rows: int, count: int, *, interpret: bool
+) -> tuple[Array, ...]:
+    """(weights_NX, expert_T, size_T, row_S, slot_M): top_k and make_tiles by one program.
+
+    For logits of up to 128 tokens, 8192 in all. A token chooses an expert once at most, so the
+    rank of row (n, x) among the rows of its expert is the number of earlier tokens that chose it.
+    """
+    tokens, experts = logits_NE.shape
+    width, rows = pl.next_power_of_2(experts), max(16, pl.next_power_of_2(tokens))
+    span = min(64, max(16, pl.next_power_of_2(count)))  # tiles described at a time
+
+    def body(logits_ref, *refs):
+        *live_ref, weights_ref, expert_ref, size_ref, row_ref, slot_ref = refs
+        token_N, expert_E = jnp.arange(rows), jnp.arange(width)
+        live_N = real_N = token_N < tokens
+        if live_ref:
+            live_N = plt.load(live_ref[0].at[token_N], mask=real_N, other=0) != 0
+        chosen, weights = _largest(*_load_logits(logits_ref, token_N, real_N, width), k)
+        is_NE = [(id_N[:, None] == expert_E[None, :]) & live_N[:, None] for id_N in chosen]
+        any_NE = functools.reduce(jnp.logical_or, is_NE).astype(jnp.int32)
+        before_NE = jnp.cumsum(any_NE, axis=0) - any_NE
+        count_E = jnp.sum(any_NE, axis=0)
+        tiles_E = (count_E + (tile_rows - 1)) // tile_rows
+        first_E = jnp.cumsum(tiles_E) - tiles_E
+        place_NE = first_E[None, :] * tile_rows + before_NE
+        for x in range(k):
+            slot_N = jnp.sum(jnp.where(is_NE[x], place_NE, 0), axis=1)
+            row_N = token_N * k + x
+            slot = jnp.where(live_N, slot_N, -1).astype(jnp.int32)
+            plt.store(slot_ref.at[row_N], slot, mask=real_N)
+            plt.store(weights_ref.at[token_N, x], weights[x], mask=real_N)
+            # Interpreted, a masked store writes the old value back: spare places keep rows apart.
+            place_N = jnp.where(live_N, slot_N, count * tile_rows + token_N)
+            plt.store(row_ref.at[place_N], row_N.astype(jnp.int32), mask=live_N)
+        for start in range(0, count, span):
+            _describe(
+                start + jnp.arange(span), expert_ref, size_ref, count_E, tiles_E, first_E, tile_rows
+            )
+
+    struct = jax.ShapeDtypeStruct
+    return _call(
+        body,
+        name="routing_route",
+        grid=(1,),
+        out_shape=(
+            struct((tokens, k), jnp.float32),
+            struct((count,), jnp.int32),
+            struct((count,), jnp.int32),
+            struct((count * tile_rows + rows,), jnp.int32),
+            struct((tokens * k,), jnp.int32),
+        ),
+        warps=8 if rows * width > 2048 else 4,
+        interpret=interpret,
+    )(logits_NE, *(() if live_N is None else (live_N,)))
+
+
+def _describe(tile_T, expert_ref, size_ref, count_E, tiles_E, first_E, tile_rows):
+    """Stores the expert and the number of rows of each of these tiles; expert -1: none."""
+    expert_E = jnp.arange(count_E.size)
+    after_TE = tile_T[:, None] - first_E[None, :]  # place among the expert's tiles
+    here_TE = (after_TE >= 0) & (after_TE < tiles_E[None, :])
+    expert_T = jnp.sum(jnp.where(here_TE, expert_E[None, :] + 1, 0), axis=1) - 1
+    left_TE = count_E[None, :] - after_TE * tile_rows
+    size_T = jnp.sum(jnp.where(here_TE, jnp.minimum(left_TE, tile_rows), 0), axis=1)
+    inside_T = tile_T < expert_ref.shape[0]
+    plt.store(expert_ref.at[tile_T], expert_T.astype(jnp.int32), mask=inside_T)
+    plt.store(size_ref.at[tile_T], size_T.astype(jnp.int32), mask=inside_T)
 
 
 ROWS = 128  # of a block of the schedule
@@ -149,13 +272,7 @@ def make_tiles(
         place_R = jnp.where(here_R, slot_R, count * tile_rows + jnp.arange(rows))
         plt.store(row_ref.at[place_R], row_R.astype(jnp.int32), mask=here_R)
         tile_T = block * span + jnp.arange(span)
-        after_TE = tile_T[:, None] - first_E[None, :]  # place among the expert's tiles
-        here_TE = (after_TE >= 0) & (after_TE < tiles_E[None, :])
-        expert_T = jnp.sum(jnp.where(here_TE, expert_E[None, :] + 1, 0), axis=1) - 1
-        left_TE = count_E[None, :] - after_TE * tile_rows
-        size_T = jnp.sum(jnp.where(here_TE, jnp.minimum(left_TE, tile_rows), 0), axis=1)
-        plt.store(expert_ref.at[tile_T], expert_T.astype(jnp.int32), mask=tile_T < count)
-        plt.store(size_ref.at[tile_T], size_T.astype(jnp.int32), mask=tile_T < count)
+        _describe(tile_T, expert_ref, size_ref, count_E, tiles_E, first_E, tile_rows)
 
     call = functools.partial(_call, grid=(blocks,), warps=4, interpret=interpret)
     earlier = ()

@@ -1,6 +1,8 @@
 """The Triton kernels without a GPU: interpreted against float64, and lowered at the real shapes."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ from expert_cases import (
 )
 
 from gptoss_jax.kernels import device, shapes
-from gptoss_jax.kernels.expert_matmul import ExpertWeights, expert_matmul, triton
+from gptoss_jax.kernels.expert_matmul import ExpertWeights, mixture, triton
 from gptoss_jax.kernels.expert_matmul.grouped import Shape, to_order
 from gptoss_jax.kernels.expert_matmul.triton import Plan, choose_plan
 from gptoss_jax.kernels.mxfp4.in_kernel import scale_of, weight_of
@@ -29,10 +31,9 @@ STEP = Shape(groups=4, lanes=8)
 HALF = Shape(groups=2, lanes=8)
 TILES = Plan(rows=16, direct=False, gate_up=STEP, down=STEP, order="chunked")
 JOINED = Plan(rows=16, direct=False, gate_up=HALF, down=HALF, order="joined")
-RIGHT = Shape(groups=2, lanes=8, left=False, cols=32, split=2)
-DIRECT = Plan(
-    rows=8, direct=True, gate_up=Shape(groups=2, lanes=8, left=False, cols=32), down=RIGHT
-)
+# D = 160 is 5 blocks: both parts of K have a tail in the second, and cols of 16 leave one of rows.
+PIECE = Shape(groups=1, lanes=8, cols=32, parts=2)
+ROW = Plan(rows=8, direct=True, gate_up=PIECE, down=dataclasses.replace(PIECE, warps=8))
 BFLOAT16 = 2e-3
 
 
@@ -51,13 +52,19 @@ def interpreted(x, ids, weights, experts, *, plan):
     )
 
 
+@functools.partial(jax.jit, static_argnames="plan")
+def mixed(x, logits, live, experts, residual, *, plan):
+    how = dict(chosen=4, limit=LIMIT, alpha=ALPHA, plan=plan, interpret=True)
+    return triton.mixture(x, logits, live, experts, residual, **how)
+
+
 @pytest.fixture(scope="module")
 def experts():
     # D = 160 and F = 96: 5 and 3 blocks, so every step of K and every tile of columns has a tail.
     return random_experts(20)
 
 
-@pytest.mark.parametrize("plan", [TILES, JOINED, DIRECT])
+@pytest.mark.parametrize("plan", [TILES, JOINED, ROW])
 def test_kernels_equal_float64(experts, plan):
     x, ids, weights = random_rows(21, 7)
     got = interpreted(x, ids, weights, experts.to_layout("triton"), plan=plan)
@@ -65,15 +72,38 @@ def test_kernels_equal_float64(experts, plan):
     assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16
 
 
-def test_ids_that_are_not_here_and_rows_that_are_nan(experts):
+@pytest.mark.parametrize("plan", [TILES, ROW])
+def test_the_mixture_equals_float64(experts, plan):
+    """Choice, experts and residual; a row of padding, one of ties, one whose logits hold a NaN."""
+    rng = np.random.default_rng(28)
+    x, _, _ = random_rows(28, 7)
+    lanes = experts.to_layout("triton")
+    logits = jnp.asarray(rng.normal(size=(7, 5)), jnp.float32).at[5].set(0.5)
+    residual = jnp.asarray(rng.normal(size=x.shape), jnp.float32)
+    live = jnp.arange(7) != 3
+    clean = np.asarray(mixed(x, logits, live, lanes, residual, plan=plan))
+    ids, weights = top_k(logits, 4)
+    assert ids[5].tolist() == [0, 1, 2, 3]
+    want = np.asarray(residual) + in_float64(x, jnp.where(live[:, None], ids, -1), weights, experts)
+    assert relative_error(clean, want) < BFLOAT16
+    np.testing.assert_array_equal(clean[3], residual[3])
+    # Padding may hold anything; a NaN in the logits or in x stays in its row.
+    spoilt = logits.at[1, 2].set(jnp.nan).at[3].set(jnp.nan)
+    got = np.asarray(mixed(x.at[6].set(jnp.nan), spoilt, live, lanes, residual, plan=plan))
+    assert np.isnan(got[[1, 6]]).all()
+    np.testing.assert_array_equal(got[[0, 2, 3, 4, 5]], clean[[0, 2, 3, 4, 5]])
+
+
+@pytest.mark.parametrize("plan", [TILES, ROW])
+def test_ids_that_are_not_here_and_rows_that_are_nan(experts, plan):
     x, ids, weights = random_rows(22, 7)
     lanes = experts.to_layout("triton")
     nowhere = jnp.array([[-1, 5, BIG, -BIG]] * 7, jnp.int32)
-    out = interpreted(x, nowhere, weights.at[0].set(jnp.nan), lanes, plan=TILES)
+    out = interpreted(x, nowhere, weights.at[0].set(jnp.nan), lanes, plan=plan)
     assert (np.asarray(out) == 0).all()
     ids = ids.at[2].set(jnp.arange(4))
-    clean = np.asarray(interpreted(x, ids, weights, lanes, plan=TILES))
-    got = np.asarray(interpreted(x.at[2].set(jnp.nan), ids, weights, lanes, plan=TILES))
+    clean = np.asarray(interpreted(x, ids, weights, lanes, plan=plan))
+    got = np.asarray(interpreted(x.at[2].set(jnp.nan), ids, weights, lanes, plan=plan))
     assert np.isnan(got[2]).all()
     np.testing.assert_array_equal(np.delete(got, 2, axis=0), np.delete(clean, 2, axis=0))
 
@@ -88,21 +118,22 @@ def test_every_pattern_of_empty_experts_and_one_expert_for_all(experts):
         assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16, present
 
 
-def test_a_rows_bits_do_not_depend_on_the_others(experts):
+@pytest.mark.parametrize("plan", [TILES, ROW])
+def test_a_rows_bits_do_not_depend_on_the_others(experts, plan):
     x, ids, weights = random_rows(24, 7)
     lanes = experts.to_layout("triton")
-    got = np.asarray(interpreted(x, ids, weights, lanes, plan=TILES))
+    got = np.asarray(interpreted(x, ids, weights, lanes, plan=plan))
     order = np.array([5, 2, 0, 3, 6, 1, 4])
-    moved = interpreted(x[order], ids[order], weights[order], lanes, plan=TILES)
+    moved = interpreted(x[order], ids[order], weights[order], lanes, plan=plan)
     np.testing.assert_array_equal(np.asarray(moved), got[order])
-    other = interpreted(x.at[1:].set(0.5), ids.at[1:].set(3), weights, lanes, plan=TILES)
+    other = interpreted(x.at[1:].set(0.5), ids.at[1:].set(3), weights, lanes, plan=plan)
     np.testing.assert_array_equal(np.asarray(other)[0], got[0])
 
 
 def test_wide_scales_take_the_exact_path():
     experts = random_experts(25, low=129, high=134)
     x, ids, weights = random_rows(26, 7)
-    got = interpreted(x, ids, weights, experts.to_layout("triton_wide"), plan=TILES)
+    got = interpreted(x, ids, weights, experts.to_layout("triton_wide"), plan=ROW)
     assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16
 
 
@@ -139,9 +170,9 @@ def test_other_activations_are_refused(experts):
         interpreted(x, ids, weights, experts.to_layout("triton"), plan=TILES)
 
 
-def layer(x, logits, experts):
-    ids, weights = top_k(logits, 4)
-    return expert_matmul(x, ids, weights, experts, limit=LIMIT, alpha=ALPHA, backend="triton")
+def layer(x, logits, live, experts):
+    how = dict(chosen=4, limit=LIMIT, alpha=ALPHA, backend="triton")
+    return mixture(x, logits, live, experts, x, **how)
 
 
 def abstract(problem: shapes.Experts):
@@ -157,7 +188,8 @@ def abstract(problem: shapes.Experts):
         down_bias=struct((e, d), jnp.bfloat16),
     )
     x = struct((problem.tokens, d), jnp.bfloat16)
-    return x, struct((problem.tokens, e), jnp.float32), experts
+    logits, live = struct((problem.tokens, e), jnp.float32), struct((problem.tokens,), jnp.bool_)
+    return x, logits, live, experts
 
 
 @pytest.mark.parametrize("model, tokens", [("20b", 1), ("20b", 32), ("120b", 8), ("120b", 2048)])
@@ -165,17 +197,26 @@ def test_kernels_lower_for_cuda_at_the_real_shapes(model, tokens):
     with device.ahead_of_time():
         traced = jax.jit(layer).trace(*abstract(shapes.experts(model, tokens)))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    for name in ("routing_top_k", "experts_gate_up", "experts_down", "experts_combine"):
-        assert name in text
-    assert text.count("__gpu$xla.gpu.triton") == {1: 4, 8: 5, 32: 5, 2048: 6}[tokens]
+    found = re.findall(r"@__gpu\$xla.gpu.triton.*?name = \"(\w+)\"", text)
+    assert found == LAUNCHES[tokens]
+
+
+LAUNCHES = {
+    1: ["experts_gate_up_row", "experts_down_row"],
+    8: ["routing_route", "experts_gate_up", "experts_down", "experts_combine"],
+    32: ["routing_route", "experts_gate_up", "experts_down", "experts_combine"],
+    2048: ["routing_top_k", "routing_count", "routing_place"]
+    + ["experts_gate_up", "experts_down", "experts_combine"],
+}
 
 
 def shared_bytes(shape: Shape, rows: int) -> int:
     """Of the pipeline: each stage holds x, both planes' lanes and the scales of one step."""
     depth = shape.groups * 32
+    cols = shape.cols * shape.parts
     x = rows * depth * 2
-    lanes = 2 * shape.cols * (depth // 4) * 2
-    scales = shape.cols * shape.groups * shape.lanes * 2
+    lanes = 2 * cols * (depth // 4) * 2
+    scales = cols * shape.groups * shape.lanes * 2
     return shape.stages * (x + lanes + scales)
 
 
@@ -183,14 +224,9 @@ def test_every_plan_fits_into_shared_memory():
     for problem in shapes.EXPERTS:
         # What one program may have: 227 KB on Hopper, 99 KB on a desktop card.
         for kind, most in (("NVIDIA H200", 232448), ("NVIDIA GeForce RTX 4090", 101376)):
-            plan = choose_plan(
-                problem.tokens,
-                problem.chosen,
-                problem.experts,
-                problem.embed,
-                problem.ffn,
-                kind,
-            )
-            for shape in (plan.gate_up, plan.down):
-                assert shared_bytes(shape, plan.rows) <= most, (problem.name, kind, shape)
-                assert shape.left is False or shape.cols >= 16 * shape.warps
+            sizes = (problem.tokens, problem.chosen, problem.experts, problem.embed, problem.ffn)
+            plan = choose_plan(*sizes, kind)
+            for shape, choices in ((plan.gate_up, 1), (plan.down, 4 if plan.direct else 1)):
+                whole = dataclasses.replace(shape, cols=shape.cols * choices)
+                assert shared_bytes(whole, plan.rows) <= most, (problem.name, kind, shape)
+                assert whole.cols * whole.parts >= 16 * shape.warps

@@ -1,10 +1,13 @@
 """The kernel benchmark's table and its JSON, on a problem that a CPU finishes."""
 
+import functools
 import json
 
 import pytest
 
-from gptoss_jax.kernels import bench, shapes
+from gptoss_jax.kernels import bench, explore, shapes
+from gptoss_jax.kernels.expert_matmul import triton
+from gptoss_jax.kernels.expert_matmul.triton import Plan, Shape
 
 
 @pytest.fixture
@@ -41,6 +44,59 @@ def test_floors_of_the_named_shapes():
 
 def test_candidates_differ_and_hold_the_heuristic():
     for problem in shapes.EXPERTS:
-        plans = bench.candidates(problem)
-        assert len(plans) == len(set(plans)) >= 8
-        assert plans[0].rows in (8, 16, 32, 64, 128)
+        plans = explore.candidates(problem, "NVIDIA H200")
+        assert len(plans) == len(set(plans)) >= 5
+        sizes = (problem.tokens, problem.chosen, problem.experts)
+        assert plans[0] == triton.heuristic(*sizes, "NVIDIA H200")
+
+
+def test_the_fastest_gate_up_and_down_that_are_right_are_joined():
+    small, large = Shape(cols=32), Shape(cols=64)
+    plan = functools.partial(Plan, rows=8, direct=False)
+    kernels = {"gate_up": 9.0, "down": 5.0}
+    timed = [
+        explore.Timed(plan(gate_up=small, down=small), kernels, 1e-3),
+        explore.Timed(plan(gate_up=large, down=large), {"gate_up": 8.0, "down": 7.0}, 1e-3),
+        explore.Timed(plan(gate_up=large, down=small), kernels | {"gate_up": 1.0}, 0.5),  # wrong
+        explore.Timed(plan(gate_up=large, down=small), kernels | {"down": 1.0}, float("nan")),
+        explore.Timed(plan(rows=16, gate_up=large, down=large), kernels | {"gate_up": 8.5}, 1e-3),
+    ]
+    assert explore.choose(timed, 4e-3) == plan(gate_up=large, down=small)
+    assert explore.choose(timed[2:4], 4e-3) is None
+
+
+def test_exploring_goes_on_after_what_fails_and_stops_in_time():
+    problems = [shapes.experts("20b", 1), shapes.experts("20b", 32)]
+    first, second, *_ = explore.candidates(problems[0], "NVIDIA H200")
+
+    def build(problem, plan):
+        if plan == first:
+            raise MemoryError("too much shared memory")
+        return plan
+
+    def measure(problem, program):
+        if problem.tokens == 32:
+            raise RuntimeError("no such kernel")
+        return {"all": 1.0 if program == second else 2.0}, 1e-3
+
+    run = functools.partial(explore.explore, problems, "NVIDIA H200", build, measure)
+    found = run(seconds=60.0, most=3, most_error=4e-3)
+    assert found == {problems[0]: second}
+    assert run(seconds=0.0, most=3, most_error=4e-3) == {}
+
+
+def test_parts_of_kernels_by_name():
+    names = ("experts_gate_up_row", "experts_down_row__1", "routing_route", "experts_combine")
+    found = [{"name": name, "us": us} for name, us in zip(names, (8, 4, 2, 1), strict=True)]
+    assert explore.parts_of(found) == {"gate_up": 8, "down": 4, "rest": 3}
+
+
+def test_a_table_of_plans_keeps_what_it_had(tmp_path):
+    file = tmp_path / "table.json"
+    plan = triton.heuristic(1, 4, 32)
+    one, two = shapes.experts("20b", 1), shapes.experts("20b", 2)
+    bench.write_plans(file, {two: plan}, [])
+    bench.write_plans(file, {one: plan}, [{"shape": "20b/1", "us": 20.5}])
+    plans = json.loads(file.read_text())["plans"]["2880,2880,32,4"]
+    assert list(plans) == ["1", "2"] and plans["1"]["us"] == 20.5
+    assert triton.plan_from(plans["2"]) == plan

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 from gptoss_jax.kernels import routing
 from gptoss_jax.kernels.routing import in_kernel
@@ -15,7 +16,27 @@ def interpreted(logits, k):
     return in_kernel.top_k(logits, k, interpret=True)
 
 
-@pytest.mark.parametrize("top_k", [routing.top_k, interpreted])
+def picked(logits, k):
+    """By rank, one choice at a time, as gate_up does for a few tokens; softmax as its reader."""
+    shape = logits.shape[0], k
+
+    def body(logits_ref, ids_ref, logit_ref):
+        n, x = pl.program_id(0), pl.program_id(1)
+        ids_ref[n, x], logit_ref[n, x] = in_kernel.pick(logits_ref, n, x)
+
+    ids, logit = pl.pallas_call(
+        body,
+        grid=shape,
+        out_shape=[jax.ShapeDtypeStruct(shape, d) for d in (jnp.int32, jnp.float32)],
+        interpret=True,
+    )(logits)
+    return ids, jax.nn.softmax(logit, axis=-1)
+
+
+FORMS = [routing.top_k, interpreted, picked]
+
+
+@pytest.mark.parametrize("top_k", FORMS)
 def test_top_k_golden(top_k):
     ids, weights = top_k(jnp.array([[2, 1, 0.5, 0, -1, -3]], jnp.float32), 4)
     assert ids.tolist() == [[0, 1, 2, 3]]
@@ -24,7 +45,7 @@ def test_top_k_golden(top_k):
     )
 
 
-@pytest.mark.parametrize("top_k", [routing.top_k, interpreted])
+@pytest.mark.parametrize("top_k", FORMS)
 def test_top_k_ties_zeros_shifts_and_nan(top_k):
     logits = jnp.array(
         [
@@ -109,6 +130,26 @@ def test_schedules_hold_for_any_ids(tokens, chosen, experts, tile_rows):
     )
     row_TR = np.asarray(row_S)[: count * tile_rows].reshape(count, tile_rows)
     check(ids, experts, tile_rows, expert_T, size_T, row_TR, slot_M)
+    np.testing.assert_array_equal(slot_M.reshape(ids.shape), tiles.slot_NX)
+    np.testing.assert_array_equal(expert_T, tiles.expert_T)
+
+
+@pytest.mark.parametrize("tokens, experts, tile_rows", [(9, 6, 4), (40, 12, 8), (1, 5, 16)])
+def test_one_launch_routes_as_three(tokens, experts, tile_rows):
+    rng = np.random.default_rng(tokens)
+    logits = jnp.asarray(rng.integers(-2, 3, (tokens, experts)), jnp.float32)  # many ties
+    live = jnp.asarray(rng.random(tokens) < 0.8, jnp.int32)
+    count = routing.bound(tokens * 4, experts, tile_rows)
+    weights, expert_T, size_T, row_S, slot_M = in_kernel.route(
+        logits, 4, live, tile_rows, count, interpret=True
+    )
+    ids, weights2 = in_kernel.top_k(logits, 4, live, interpret=True)
+    want, _ = routing.top_k(logits, 4)
+    np.testing.assert_array_equal(ids, np.where(np.asarray(live)[:, None], want, -1))
+    np.testing.assert_array_equal(weights, weights2)
+    row_TR = np.asarray(row_S)[: count * tile_rows].reshape(count, tile_rows)
+    check(ids, experts, tile_rows, expert_T, size_T, row_TR, slot_M)
+    tiles = routing.make_tiles(ids, experts, tile_rows)
     np.testing.assert_array_equal(slot_M.reshape(ids.shape), tiles.slot_NX)
     np.testing.assert_array_equal(expert_T, tiles.expert_T)
 
