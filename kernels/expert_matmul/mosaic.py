@@ -3,9 +3,10 @@
 Nothing here has run on a GPU yet: it compiles for an H200, agrees with float64 when interpreted,
 and `backend=None` does not choose it.
 
-Rows are sorted by expert into slots, each expert's first at a multiple of 8 and without other
-gaps; x is gathered into them once. An expert's slots are cut into the fewest tiles of at most
-`widths[-1]` rows and those into equal parts, so 270 rows are 136 + 136, not 256 + 16.
+Rows are sorted by expert into slots and x is gathered into them once. Large batches leave no gaps
+but up to the next multiple of 8, and cut an expert's slots into the fewest tiles of at most
+`widths[-1]` rows and those into equal parts, so 270 rows are 136 + 136, not 256 + 16. Small ones
+give every tile `widths[-1]` slots, which needs no second step of scheduling.
 """
 
 import dataclasses
@@ -32,6 +33,7 @@ class Shape:
 
     warpgroups: int = 3  # that compute, 64 weight rows each
     stages: int = 5  # steps of 64 columns in shared memory
+    blocks: int = 1  # on a processor
 
     def shared_bytes(self, rows: int) -> int:
         """Of the stages: tokens, weights and scales."""
@@ -45,20 +47,22 @@ class Plan:
     widths: tuple[int, ...]  # of a tile, in rows: multiples of 8 up to 256, ascending
     gate_up: Shape
     down: Shape
+    even: bool = True  # tiles of an expert in equal parts, slots without gaps
     partial: str = "bfloat16"  # dtype of the rows that combine reads
 
 
-def fitted(warpgroups: int, widest: int) -> Shape:
+def fitted(warpgroups: int, widest: int, blocks: int = 1) -> Shape:
     """As many stages as shared memory holds, 12 at most."""
     one = Shape(warpgroups=warpgroups, stages=1).shared_bytes(widest)
     # 1 KB for barriers and alignment.
-    return Shape(warpgroups=warpgroups, stages=min(12, (SHARED_BYTES - 1024) // one))
+    stages = min(12, (SHARED_BYTES // blocks - 1024) // one)
+    return Shape(warpgroups=warpgroups, stages=stages, blocks=blocks)
 
 
-def _plan(widths: tuple[int, ...], gate_up: int = 3, down: int = 3, **other) -> Plan:
-    """gate_up, down: computing warpgroups."""
-    shapes = dict(gate_up=fitted(gate_up, widths[-1]), down=fitted(down, widths[-1]))
-    return Plan(widths=widths, **shapes, **other)
+def _plan(widths: tuple[int, ...], gate_up=(3,), down=(3,), **other) -> Plan:
+    """gate_up, down: computing warpgroups, and blocks on a processor where not one."""
+    shapes = (fitted(n, widths[-1], *blocks) for n, *blocks in (gate_up, down))
+    return Plan(widths=widths, **dict(zip(("gate_up", "down"), shapes, strict=True)), **other)
 
 
 # Below 64 rows a tile the decoding of weights, not the tensor core, fills a step.
@@ -67,24 +71,31 @@ FEW, SOME, MANY = (16, 32, 64), (32, 64, 96, 128), (64, 112, 136, 160, 192)
 
 def heuristic(tokens: int, chosen: int, experts: int) -> Plan:
     """By the mean number of rows of an expert; counted and compiled, not measured."""
-    mean = tokens * chosen / experts
-    return _plan(FEW if mean <= 32 else SOME if mean <= 96 else MANY)
+    return candidates(tokens, chosen, experts)[0]
 
 
 def candidates(tokens: int, chosen: int, experts: int) -> list[Plan]:
     """Plans worth timing at this size, the most promising first."""
     mean = tokens * chosen / experts
-    first = heuristic(tokens, chosen, experts)
-    if mean <= 96:
+    if tokens <= 128:
+        widths = (8,) if tokens <= 8 else (8, 16, 32)
+        small = (1, 3)  # one computing warpgroup and three blocks: the finest pieces
         return [
-            first,
-            _plan(first.widths, gate_up=2),
-            _plan(first.widths, gate_up=2, down=2),
-            _plan((64, 128), gate_up=2),
+            _plan(widths, gate_up=small, down=small, even=False),
+            _plan(widths, down=small, even=False),
+            _plan(widths, even=False),
+        ]
+    if mean <= 96:
+        widths = FEW if mean <= 32 else SOME
+        return [
+            _plan(widths),
+            _plan(widths, gate_up=(2,)),
+            _plan(widths, gate_up=(2,), down=(2,)),
+            _plan((64, 128), gate_up=(2,)),
         ]
     return [
-        first,
-        _plan((64, 128, 144, 192, 256), gate_up=2, down=2),
+        _plan(MANY),
+        _plan((64, 128, 144, 192, 256), gate_up=(2,), down=(2,)),
         _plan((96, 152, 168, 176, 192)),
         _plan((64, 96, 128)),
         _plan(MANY, partial="float32"),
@@ -119,11 +130,13 @@ def expert_matmul(
     limit: float | None,
     alpha: float,
     out_dtype: jnp.dtype,
+    residual_ND: Array | None = None,
     plan: Plan | None = None,
     interpret: bool = False,
 ) -> Array:
     """As the reference, from mxfp4.fragments; x in bfloat16. plan None: `heuristic`.
 
+    residual_ND: added to the sum in float32, before the only rounding.
     interpret: on a CPU, with jax's simulator of shared memory and barriers; small shapes only.
 
     Raises:
@@ -147,6 +160,7 @@ def expert_matmul(
         ids_NX,
         weights_NX,
         experts,
+        residual_ND,
         limit=limit,
         alpha=alpha,
         out_dtype=out_dtype,
@@ -193,20 +207,36 @@ def tiles_of(expert_G: Array, experts: int, widest: int, count: int) -> tuple[Ar
     jax.jit, static_argnames=("limit", "alpha", "out_dtype", "plan", "processors", "interpret")
 )
 def _layer(
-    x_ND, ids_NX, weights_NX, experts, *, limit, alpha, out_dtype, plan, processors, interpret
+    x_ND,
+    ids_NX,
+    weights_NX,
+    experts,
+    residual_ND,
+    *,
+    limit,
+    alpha,
+    out_dtype,
+    plan,
+    processors,
+    interpret,
 ):
     from .mosaic_kernel import matmul  # needs jax 0.11
 
     chosen, widest = ids_NX.shape[1], plan.widths[-1]
     ids_M = ids_NX.reshape(-1)
-    groups = bound(ids_M.size, experts.count, ALIGN)
-    expert_G, _, row_S, slot_M = make_tiles(
-        ids_M, experts.count, ALIGN, groups, interpret=interpret
+    group = ALIGN if plan.even else widest
+    groups = bound(ids_M.size, experts.count, group)
+    expert_G, size_G, row_S, slot_M = make_tiles(
+        ids_M, experts.count, group, groups, interpret=interpret
     )
-    tiles = tiles_of(expert_G, experts.count, widest, bound(ids_M.size, experts.count, widest))
+    if plan.even:
+        most = bound(ids_M.size, experts.count, widest)
+        tiles = tiles_of(expert_G, experts.count, widest, most)
+    else:
+        tiles = expert_G, jnp.arange(groups, dtype=jnp.int32) * (widest // ALIGN), size_G
     # Slots that hold no row have garbage in row_S; what is computed from them is never read.
-    token_S = jnp.clip(row_S[: groups * ALIGN] // chosen, 0, x_ND.shape[0] - 1)
-    x_SD = x_ND[jnp.pad(token_S, (0, widest))]
+    token_S = jnp.clip(row_S[: groups * group] // chosen, 0, x_ND.shape[0] - 1)
+    x_SD = x_ND[jnp.pad(token_S, (0, widest if plan.even else 0))]
     common = dict(
         widths=plan.widths,
         wide=experts.layout == "mosaic_wide",
@@ -239,7 +269,7 @@ def _layer(
         y_SD,
         slot_M,
         weights_NX,
-        None,
+        residual_ND,
         out_dtype=out_dtype,
         interpret=interpret,
     )

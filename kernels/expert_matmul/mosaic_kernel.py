@@ -43,10 +43,11 @@ def matmul(
 ) -> Array:
     """[S, N], or with a gate (limit, alpha of SwiGLU) [S, N / 2]; rows of no tile are not written.
 
-    x_SK: bfloat16, rows sorted by tile, and widths[-1] rows more than the tiles use: copies of a
-    whole width run over a tile's end. tiles: expert_T, start_T, size_T as mosaic.tiles_of gives
-    them. widths: a tile is computed in the first that holds it. words [E, N/64, K/64, 4, 128] and
-    scales [E, N/64, K/64, 32]: see mxfp4.fragments.
+    x_SK: bfloat16, rows sorted by tile, and enough of them after each start for a whole width,
+    which is what is copied. tiles: expert_T, start_T, size_T as mosaic.tiles_of gives them; all
+    rows up to the next multiple of 8 of a tile's size are its own. widths: a tile is computed in
+    the first that holds it. words [E, N/64, K/64, 4, 128] and scales [E, N/64, K/64, 32]: see
+    mxfp4.fragments.
     """
     count = tiles[0].shape[0]
     _, blocks, steps, _, _ = words.shape
@@ -81,7 +82,7 @@ def matmul(
                 else:
                     branch = sum((size > n).astype(jnp.int32) for n in widths[:-1])
                     slot = lax.switch(branch, [functools.partial(form, n) for n in widths], *args)
-                work = work + processors
+                work = work + processors * shape.blocks
                 return work, expert_of(work), slot
 
             start = jnp.int32(lax.axis_index("processor"))
@@ -175,7 +176,7 @@ def matmul(
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((x_SK.shape[0], blocks * span), out_dtype),
-        grid=(processors,),
+        grid=(processors * shape.blocks,),
         grid_names=("processor",),
         num_threads=groups + 1,
         thread_name="warpgroup",

@@ -146,7 +146,8 @@ def _store(sums, bias_ref, out_ref, size, text, *, row_bytes: int, step: int):
 def store_gated(sums, bias_ref, out_ref, size, *, width, limit, alpha, interpret: bool):
     """out [tokens, 32] = swiglu(sums + bias) of the first `size` tokens; sums [64, tokens] float32.
 
-    size: a multiple of 8. width: of the whole output, in elements.
+    Up to the next multiple of 8, tokens past `size` may be written. width: of the whole output, in
+    elements.
     """
     if interpret:
         pairs = _pairs(sums, bias_ref)
@@ -160,7 +161,7 @@ def store_gated(sums, bias_ref, out_ref, size, *, width, limit, alpha, interpret
 
 
 def store_biased(sums, bias_ref, out_ref, size, *, width, interpret: bool):
-    """out [tokens, 64] = sums + bias, in out's dtype, of the first `size` tokens."""
+    """out [tokens, 64] = sums + bias, in out's dtype, of the tokens of store_gated."""
     if interpret:
         _store_rows(_pairs(sums, bias_ref).reshape(ROWS, -1), out_ref, size)
         return

@@ -25,6 +25,12 @@ pytestmark = [
     ),
 ]
 BFLOAT16 = 3e-3
+SMALL = Plan(
+    widths=(8,),
+    gate_up=Shape(warpgroups=1, stages=2, blocks=2),
+    down=Shape(warpgroups=1, stages=2),
+    even=False,
+)
 # Two and three computing warpgroups, fewer stages than steps and more; tiles in two widths. F = 192
 # is 6 tiles of gate_up (3 a piece) and D = 192 three of down: 2 a piece, so the last is done twice.
 PLAN = Plan(
@@ -36,7 +42,7 @@ PLAN = Plan(
 
 
 @functools.partial(jax.jit, static_argnames="plan")
-def interpreted(x, ids, weights, experts, *, plan=PLAN):
+def interpreted(x, ids, weights, experts, residual=None, *, plan=PLAN):
     return mosaic.expert_matmul(
         x,
         ids,
@@ -45,6 +51,7 @@ def interpreted(x, ids, weights, experts, *, plan=PLAN):
         limit=LIMIT,
         alpha=ALPHA,
         out_dtype=jnp.dtype(jnp.float32),
+        residual_ND=residual,
         plan=plan,
         interpret=True,
     )
@@ -86,6 +93,14 @@ def test_the_kernel_equals_float64(experts):
     nowhere = jnp.array([[-1, 5, BIG, -BIG]] * 7, jnp.int32)
     out = interpreted(x, nowhere, weights.at[0].set(jnp.nan), packed)
     assert (np.asarray(out) == 0).all()
+
+
+def test_a_small_batch_and_a_residual(experts):
+    x, ids, weights = (a[:3] for a in rows(43))
+    residual = x[:, ::-1]
+    got = interpreted(x, ids, weights, fragmented(experts), residual, plan=SMALL)
+    want = in_float64(x, ids, weights, experts) + np.asarray(residual).astype(np.float64)
+    assert relative_error(got, want) < BFLOAT16
 
 
 def test_a_rows_bits_do_not_depend_on_the_others(experts):
