@@ -52,17 +52,16 @@ class Attention(nnx.Module):
         turn: cos and sin of the positions (rope.table). positions: -1 is padding, which writes
         nothing and sees nothing.
         """
-        dense = dense_backend(mesh, backend)
-        B, T, D = x_BTD.shape
-        K, M, H = self.qkv_bias_KMH.shape
-        qkv_BTKMH = linear(
+        T = x_BTD.shape[1]
+        dense = functools.partial(linear, backend=dense_backend(backend))
+        qkv_BTKMH = sharding.shard_qkv(
+            functools.partial(dense, eps=norm.eps),
             x_BTD,
-            self.qkv_KMHD[...].reshape(-1, D),
-            self.qkv_bias_KMH[...].reshape(-1),
-            norm_I=norm.scale_D[...],
-            eps=norm.eps,
-            backend=dense,
-        ).reshape(B, T, K, M, H)
+            self.qkv_KMHD[...],
+            self.qkv_bias_KMH[...],
+            norm.scale_D[...],
+            mesh=mesh,
+        )
         how = dict(window=self.window, backend=backend)
         sinks_KG = self.sinks_KG[...]
         if past is not None and T == 1:
@@ -92,12 +91,8 @@ class Attention(nnx.Module):
             attend = functools.partial(attention, **how)
             args = (q_BTKGH, *seen, sinks_KG, positions_BT, k_pos_BS)
             out_BTKGH = sharding.shard_attention(attend, *args, mesh=mesh)
-        x_BTD = linear(
-            out_BTKGH.reshape(B, T, -1),
-            self.out_DKGH[...].reshape(D, -1),
-            self.out_bias_D[...],
-            residual_O=x_BTD,
-            backend=dense,
+        x_BTD = sharding.shard_out(
+            dense, out_BTKGH, self.out_DKGH[...], self.out_bias_D[...], x_BTD, mesh=mesh
         )
         return x_BTD, tuple(kept)
 

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from .config import Config
@@ -42,12 +41,9 @@ class RMSNorm(nnx.Module):
         return rms_norm(x, self.scale_D[...], self.eps)
 
 
-def dense_backend(mesh: Mesh | None, backend: str | None) -> str | None:
+def dense_backend(backend: str | None) -> str | None:
     """How dense layers run where the model's kernels run by `backend`.
 
-    Over a mesh XLA partitions them, which it cannot do to a kernel of ours; and "triton" has dense
-    kernels for few rows only, so that it means: where they serve.
+    "triton" has dense kernels for few rows only, so that it means: where they serve.
     """
-    if mesh is not None and mesh.size > 1:
-        return "xla"
     return backend if backend in ("reference", "xla") else None

@@ -19,7 +19,7 @@ from .cache import Cache
 from .config import Config
 from .layers import RMSNorm, einsum, normal
 from .moe import MoE
-from .sharding import constrain
+from .sharding import constrain, shard_lookup
 
 
 class Embedding(nnx.Module):
@@ -104,7 +104,7 @@ class GptOss(nnx.Module):
         cache.length_B without gaps. remat: recompute each block in the backward pass.
         taps: a list that receives one dict a layer (see `trace`).
         """
-        x_BTD = self.embed.weight_VD[...][tokens_BT]
+        x_BTD = shard_lookup(self.embed.weight_VD[...], tokens_BT, mesh=self.mesh)
         x_BTD = constrain(x_BTD, self.mesh, "batch", None, None)
         turn = rope.table(self.config, positions_BT)
         step = None if cache is None else Step(self.config, cache, positions_BT)

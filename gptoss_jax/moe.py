@@ -76,21 +76,26 @@ class MoE(nnx.Module):
         self.router_bias_E = nnx.Param(jnp.zeros(config.experts, jnp.float32))
         self.experts = Experts(config, rngs=rngs, dtype=dtype, packed=packed)
 
-    def route(self, x_ND: Float[Array, "N D"], norm: RMSNorm, backend: str | None = None):
+    def route(
+        self,
+        x_ND: Float[Array, "N D"],
+        norm: RMSNorm,
+        backend: str | None = None,
+        mesh: Mesh | None = None,
+    ):
         """norm(x) [N, D], float32 logits [N, E], the chosen ids int32 [N, X], their weights [N, X].
 
         The references round these logits to bfloat16, which turns near ties into ties: with a bias
         of 512, 511, 510, 509 the weights become .46 .46 .06 .01 where float32 has .64 .24 .09 .03.
         """
-        normed_ND, logits_NE = norm_router(
-            x_ND,
-            norm.scale_D[...],
-            self.router_ED[...],
-            self.router_bias_E[...],
-            eps=norm.eps,
-            backend=backend,
-        )
-        return normed_ND, logits_NE, *top_k(logits_NE, self.chosen)
+
+        def routed(x_nD, *weights):
+            how = dict(eps=norm.eps, backend=dense_backend(backend))
+            normed_nD, logits_nE = norm_router(x_nD, *weights, **how)
+            return normed_nD, logits_nE, *top_k(logits_nE, self.chosen)
+
+        weights = norm.scale_D[...], self.router_ED[...], self.router_bias_E[...]
+        return sharding.shard_rows(routed, x_ND, *weights, mesh=mesh)
 
     def __call__(
         self,
@@ -107,7 +112,7 @@ class MoE(nnx.Module):
         live: padding (False) is sent to no expert: its ids are -1, and nothing is added to it.
         """
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
-        normed_ND, _, ids_NX, weights_NX = self.route(x_ND, norm, dense_backend(mesh, backend))
+        normed_ND, _, ids_NX, weights_NX = self.route(x_ND, norm, backend, mesh)
         ids_NX = jnp.where(live_BT.reshape(-1, 1), ids_NX, -1)
         compute = functools.partial(
             expert_matmul,

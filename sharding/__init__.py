@@ -4,6 +4,8 @@ make_mesh, parse_mesh, check_mesh      axes data, expert, tensor
 Rules, parameter_sharding, constrain   logical axes -> mesh axes
 dispatch                               tokens to their experts: all_reduce or all_to_all
 shard_attention, shard_step            attention over rows and heads
+shard_qkv, shard_out, shard_rows       its projections, and the router over rows
+shard_lookup                           rows of the embedding
 place                                  slices of files to the devices that hold them
 start, stop, together, say             several processes that run one program
 describe, draw, draw_load              what lives where
@@ -20,6 +22,7 @@ from gptoss_jax.sharding.describe import (
 )
 from gptoss_jax.sharding.distributed import PeerError, is_first, say, start, stop, together
 from gptoss_jax.sharding.experts import Dispatch, all_reduce, all_to_all, choose, dispatch
+from gptoss_jax.sharding.linear import shard_lookup, shard_out, shard_qkv, shard_rows
 from gptoss_jax.sharding.mesh import (
     AXES,
     axis_sizes,
@@ -67,6 +70,10 @@ __all__ = [
     "relayout",
     "say",
     "shard_attention",
+    "shard_lookup",
+    "shard_out",
+    "shard_qkv",
+    "shard_rows",
     "shard_step",
     "slices_here",
     "start",

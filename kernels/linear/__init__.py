@@ -3,6 +3,7 @@
 from typing import Literal
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from .. import device
@@ -25,12 +26,13 @@ def linear(
     norm_I: Float[Array, " I"] | None = None,
     eps: float = 1e-5,
     residual_O: Float[Array, "*N O"] | None = None,
+    out_dtype: DTypeLike | None = None,
     backend: Backend | None = None,
 ) -> Float[Array, "*N O"]:
     """weight . norm(x) + bias + residual, where norm is RMSNorm with scale `norm_I`, if given.
 
     The weight lies [out, in] as checkpoints store it. Products and sums are float32; the result
-    is rounded to x's dtype once, after the residual. `eps` is the norm's.
+    is rounded to out_dtype (None: x's dtype) once, after the residual. `eps` is the norm's.
 
     backend: None chooses: "triton" on an NVIDIA GPU for as many rows of bfloat16 or float16 as it
         is the faster for (see `choose`), else "xla".
@@ -53,7 +55,7 @@ def linear(
     x_NI = x_I.reshape(-1, n_in)
     residual_NO = None if residual_O is None else residual_O.reshape(-1, n_out)
     rows = x_NI.shape[0]
-    behind = {"residual_NO": residual_NO}
+    behind = {"residual_NO": residual_NO, "out_dtype": out_dtype}
     norm = {"norm_I": norm_I, "eps": eps}
     match backend or choose(x_NI):
         case "reference":

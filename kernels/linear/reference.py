@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 
@@ -13,8 +14,9 @@ def linear(
     norm_I: Float[Array, " I"] | None = None,
     eps: float = 1e-5,
     residual_NO: Float[Array, "N O"] | None = None,
+    out_dtype: DTypeLike | None = None,
 ) -> Float[Array, "N O"]:
-    """The definition: products and sums in float32, rounded to x's dtype once, at the end."""
+    """The definition: products and sums in float32, rounded once, at the end."""
     if norm_I is not None:
         x_NI = rms_norm(x_NI, norm_I, eps)
     out_NO = jnp.einsum(
@@ -26,7 +28,7 @@ def linear(
     for term in (bias_O, residual_NO):
         if term is not None:
             out_NO += term.astype(jnp.float32)
-    return out_NO.astype(x_NI.dtype)
+    return out_NO.astype(out_dtype or x_NI.dtype)
 
 
 def rms_norm(

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 
@@ -21,6 +22,7 @@ def linear(
     bias_O: Float[Array, " O"] | None = None,
     *,
     residual_NO: Float[Array, "N O"] | None = None,
+    out_dtype: DTypeLike | None = None,
     rows: int = 32,
     columns: int = 128,
     warps: int = 2,
@@ -35,7 +37,7 @@ def linear(
     return pl.pallas_call(
         functools.partial(_kernel, names=tuple(given), rows=rows, columns=columns),
         grid=(pl.cdiv(n_out, rows),),
-        out_shape=jax.ShapeDtypeStruct((N, n_out), x_NI.dtype),
+        out_shape=jax.ShapeDtypeStruct((N, n_out), out_dtype or x_NI.dtype),
         compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=interpret,
         name=f"linear_tile_{N}",

@@ -1,6 +1,7 @@
 """The same layer for XLA: bfloat16 in, float32 sums."""
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from .reference import rms_norm
@@ -14,6 +15,7 @@ def linear(
     norm_I: Float[Array, " I"] | None = None,
     eps: float = 1e-5,
     residual_NO: Float[Array, "N O"] | None = None,
+    out_dtype: DTypeLike | None = None,
 ) -> Float[Array, "N O"]:
     if norm_I is not None:
         x_NI = rms_norm(x_NI, norm_I, eps)
@@ -27,4 +29,4 @@ def linear(
     for term in (bias_O, residual_NO):
         if term is not None:
             out_NO += term.astype(jnp.float32)
-    return out_NO.astype(x_NI.dtype)
+    return out_NO.astype(out_dtype or x_NI.dtype)

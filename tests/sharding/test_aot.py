@@ -35,20 +35,32 @@ def compiled(**task):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("model, sizes", [("20b", {"expert": 4}), ("120b", {"expert": 8})])
-def test_a_decode_step_is_two_sums_a_layer(model, sizes):
-    said = compiled(model=model, tokens=1, **sizes)
+@pytest.mark.parametrize(
+    "model, batch, sizes",
+    [
+        ("20b", 8, {"expert": 4}),
+        ("120b", 8, {"expert": 8}),
+        ("120b", 1, {"expert": 2}),  # one row: XLA alone would gather the embedding
+        ("20b", 1, {"tensor": 2}),
+    ],
+)
+def test_a_decode_step_is_two_sums_a_layer(model, batch, sizes):
+    said = compiled(model=model, batch=batch, tokens=1, **sizes)
     # After attention and after the experts of each of 2 layers, and the embedding's rows.
     assert len(said["collectives"].pop("all-reduce")) == 2 * 2 + 1
-    # The logits of 8 rows become whole for sampling; no weight ever does.
+    # The logits become whole for sampling; no weight ever does.
     (gathered,) = said["collectives"].pop("all-gather")
-    assert gathered.startswith("f32[8,201088]")
+    assert gathered.startswith("f32[8,201088]" if batch == 8 else "f32[201088]")
     assert said["collectives"] == {}
-    # Attention and experts of each layer run in a shard_map each, as Triton kernels: one at least
-    # for attention, and two that read the packed experts of this device and no others.
-    assert said["shard_maps"] == 2 * 2
-    assert said["on_local_experts"] == 2 * 2
-    assert said["kernels"] >= said["on_local_experts"] + 2
+    # Each of these runs in a shard_map, as Triton kernels where they serve: the embedding, and in
+    # each layer attention and what projects to and from it, the router, and the experts.
+    assert said["shard_maps"] == 1 + 2 * 5
+    # Two kernels a layer read the packed experts of this device and no others.
+    local = 2 * 2
+    if sizes.get("expert"):
+        assert said["on_local_experts"] == local
+    # Beside them, in each layer: attention and the router; and both projections of one row.
+    assert said["kernels"] >= local + 2 * (4 if batch == 1 else 2)
     assert said["temporary"] < 32 * MIB
 
 

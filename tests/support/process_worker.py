@@ -29,6 +29,28 @@ def generate(task):
     return out
 
 
+def cells(task):
+    """Every mesh of all processes' devices, then a mesh of this process's own: tokens, logits.
+
+    Logits go to files of this process, FOLDER/NAME.PROCESS.npy.
+    """
+    import cells as matrix
+    import jax
+    import numpy as np
+
+    said = {}
+
+    def note(name, mesh, how="auto"):
+        tokens, logits = matrix.said(task["folder"], task["dtype"], task["new"], mesh, how)
+        np.save(f"{task['out']}/{name}.{task['process_id']}.npy", logits)
+        said[name] = tokens
+
+    for axes, how in matrix.cells(len(jax.devices())):
+        note(matrix.named(axes, how), matrix.mesh_of(axes), how)
+    note("own", matrix.mesh_of({}, jax.local_devices()))
+    return {"tokens": said, "devices": len(jax.devices()), "here": len(jax.local_devices())}
+
+
 def missing(task):
     """Loads a folder of which this process has its own copy, whole or not."""
     import gptoss_jax as gj
@@ -75,7 +97,8 @@ def main():
         heartbeat_s=task.get("heartbeat_s", 10),
         connect_s=120,
     )
-    print(json.dumps({"generate": generate, "missing": missing, "lost": lost}[task["job"]](task)))
+    jobs = {"generate": generate, "cells": cells, "missing": missing, "lost": lost}
+    print(json.dumps(jobs[task["job"]](task)))
     distributed.stop()
 
 

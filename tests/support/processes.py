@@ -30,11 +30,21 @@ AMBIENT = {
 }
 
 
-def environment(**more: str) -> dict[str, str]:
-    """One CPU device a process; compiled quickly rather than well."""
+def environment(platform: str = "cpu", place: int | None = None, **more: str) -> dict[str, str]:
+    """Of one process that shall see one device, or (gpu, place None) all of them.
+
+    cpu: compiled quickly rather than well. gpu: memory as it is needed, since the process that
+    tests holds some too; what says how GPUs may talk (NCCL_*) stays as it is.
+    """
     clean = {name: value for name, value in os.environ.items() if name not in AMBIENT}
-    flags = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
-    return clean | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags} | more
+    if platform == "cpu":
+        flags = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
+        return clean | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags} | more
+    clean["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    if place is not None:
+        visible = clean.get("CUDA_VISIBLE_DEVICES")
+        clean["CUDA_VISIBLE_DEVICES"] = visible.split(",")[place] if visible else str(place)
+    return clean | more
 
 
 def free_port() -> int:
@@ -43,11 +53,18 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def run(commands: list[list[str]], *, timeout_s: float = 240, **more: str):
-    """All at once. [(exit code, stdout, stderr, seconds until it ended)], in their order."""
+def run(commands: list[list[str]], *, timeout_s: float = 240, platform: str = "cpu", **more: str):
+    """All at once. [(exit code, stdout, stderr, seconds until it ended)], in their order.
+
+    The i-th gets the i-th device of the platform. Raises subprocess.TimeoutExpired, and ends all,
+    where one does not end in time.
+    """
     start = time.monotonic()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    running = [subprocess.Popen(c, env=environment(**more), **pipes) for c in commands]
+    running = [
+        subprocess.Popen(c, env=environment(platform, i, **more), **pipes)
+        for i, c in enumerate(commands)
+    ]
 
     def ended(process):
         out, err = process.communicate(timeout=timeout_s)
@@ -62,14 +79,14 @@ def run(commands: list[list[str]], *, timeout_s: float = 240, **more: str):
                 process.kill()
 
 
-def workers(job: str, processes: int, *, timeout_s: float = 240, **task):
-    """`process_worker.py` in so many processes that joined each other."""
+def workers(job: str, processes: int, *, timeout_s: float = 240, platform: str = "cpu", **task):
+    """`process_worker.py` in so many processes that joined each other, one device each."""
     shared = {"job": job, "processes": processes, "coordinator": f"127.0.0.1:{free_port()}"} | task
     commands = [
         [sys.executable, str(WORKER), json.dumps(shared | {"process_id": i})]
         for i in range(processes)
     ]
-    return run(commands, timeout_s=timeout_s, **AMBIENT)
+    return run(commands, timeout_s=timeout_s, platform=platform, **AMBIENT)
 
 
 def answers(results) -> list[dict]:
