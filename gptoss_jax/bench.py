@@ -13,7 +13,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -244,20 +244,24 @@ class Timed:
         self.programs = programs(self.graph, self.tree, model.config, model.mesh, gpu=self.gpu)
         sampler = Sampler(temperature=0.0)
         self.plan, self.knobs = sampler.plan(text_vocab=model.text_vocab), sampler.knobs()
+        self._compiled: dict[tuple, Callable] = {}
 
     def compile(self, cells: list[Cell]) -> float:
-        """Runs every cell once, in threads, since most of the first time is compilation: seconds.
+        """Compiles what the cells run, in threads; returns the seconds it took.
 
         XLA compiles one program on one core for the most part: 16 to 25 s for 24 or 36 layers.
+        Nothing runs meanwhile: two programs with collectives, started by two threads, can wait for
+        each other for ever.
         """
         start = time.perf_counter()
+        wanted = {key for cell in cells for key in self._keys(cell)}
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda cell: self._ready(cell) and None, cells))  # holds no cache
+            list(pool.map(self._program, wanted))
         return time.perf_counter() - start
 
     def measure(self, cell: Cell) -> dict:
         """Median milliseconds of a prefill, or of one decode step, beside the floor."""
-        call = self._ready(cell)
+        call = self.ready(cell)
         ms = _median_ms(call)
         if cell.what == "decode":
             floor = decode_floor_ms(self.config, cell.batch, cell.context)
@@ -266,7 +270,7 @@ class Timed:
         row = _row(cell, cell.context, ms, floor)
         return row | {"first_token_ms": round(_median_ms(self._prefill(cell, first=True)), 2)}
 
-    def _ready(self, cell: Cell) -> Callable[[], None]:
+    def ready(self, cell: Cell) -> Callable[[], None]:
         """What is timed, run once already: nothing is left to compile."""
         made = self._decode(cell) if cell.what == "decode" else self._prefill(cell)
         made()
@@ -276,18 +280,18 @@ class Timed:
 
     def _prefill(self, cell: Cell, *, first: bool = False) -> Callable[[], None]:
         """One prompt into a cache of its own; first: and its first token to the host."""
-        tokens = buckets.TOKENS_ON_GPU if self.gpu else buckets.TOKENS_ELSEWHERE
-        context = cell.context
+        context, slots = cell.context, self._slots(cell.context)
         prompt = np.random.default_rng(0).integers(0, self.config.vocab, (1, 2 * context + 64))
 
         def call():
-            cache = self.programs.empty(1, self._slots(context), self.dtype)
-            for start, size in buckets.chunks(context, 1, tokens):
+            cache = self.programs.empty(1, slots, self.dtype)
+            for start, size in self._chunks(context):
                 part = prompt[:, start : start + size].astype(np.int32)
                 length = np.array([context], np.int32)
-                cache = self.programs.prefill(self.leaves, cache, part, np.int32(start), length)
+                prefill = self._program(("prefill", slots, size))
+                cache = prefill(self.leaves, cache, part, np.int32(start), length)
             if first:
-                np.asarray(self._step(cache, self._rows(1), 1)[2].token_BR)
+                np.asarray(self._step(slots, cache, self._rows(1), 1)[2].token_BR)
             else:
                 jax.block_until_ready(cache)
 
@@ -295,10 +299,11 @@ class Timed:
 
     def _decode(self, cell: Cell) -> Callable[[], None]:
         """STEPS tokens for each row, one call behind the other on the same cache."""
-        held = [self._filled(cell.batch, cell.context), self._rows(cell.batch)]
+        slots = self._slots(cell.context)
+        held = [self._filled(cell.batch, slots, cell.context), self._rows(cell.batch)]
 
         def call():
-            held[0], held[1], drawn = self._step(*held, STEPS)
+            held[0], held[1], drawn = self._step(slots, *held, STEPS)
             np.asarray(drawn.token_BR)
 
         return call
@@ -315,7 +320,7 @@ class Timed:
             return decode(model, cache, rows, request, n, plan=self.plan, room=room)
 
         run = jax.jit(steps, donate_argnums=1, compiler_options=ALONE if self.gpu else None)
-        held = [self._filled(batch, context), self._rows(batch)]
+        held = [self._filled(batch, self._slots(context), context), self._rows(batch)]
 
         def call():
             held[:] = run(self.leaves, *held, self._request(batch), np.int32(8))[:2]
@@ -324,14 +329,52 @@ class Timed:
         call()
         return kernel_times(call, 8)
 
-    def _filled(self, batch: int, context: int) -> Cache:
-        cache = filled_cache(self.config, batch, self._slots(context), context, self.dtype)
+    def _keys(self, cell: Cell) -> Iterator[tuple]:
+        """The programs that a cell runs: ("decode", slots, batch), ("prefill", slots, tokens)."""
+        slots = self._slots(cell.context)
+        yield "decode", slots, cell.batch  # after a prefill: for the first token
+        if cell.what == "prefill":
+            yield from {("prefill", slots, size) for _, size in self._chunks(cell.context)}
+
+    def _program(self, key: tuple) -> Callable:
+        """Compiled on the first call, without a cache at hand."""
+        if key not in self._compiled:
+            what, slots, n = key
+            batch = n if what == "decode" else 1
+            cache = self._alike(jax.eval_shape(lambda: self._filled(batch, slots)))
+            if what == "prefill":
+                tokens_BT, length_B = np.zeros((1, n), np.int32), np.zeros(1, np.int32)
+                args = (tokens_BT, np.int32(0), length_B)
+                lowered = self.programs.prefill.lower(self.leaves, cache, *self._alike(args))
+            else:
+                args = self._alike((self._rows(n), self._request(n), np.int32(STEPS)))
+                how = self.plan, buckets.room(STEPS)
+                lowered = self.programs.decode.lower(self.leaves, cache, *args, *how)
+            self._compiled[key] = lowered.compile()
+        return self._compiled[key]
+
+    def _lies(self, x) -> NamedSharding | None:
+        """Keys and values are cut by rows and heads, everything else is whole."""
+        if self.mesh is None:
+            return None
+        spec = Rules.fit(self.config, self.mesh).spec("batch", "kv_heads", "slots", "head")
+        return NamedSharding(self.mesh, spec if np.ndim(x) == 4 else PartitionSpec())
+
+    def _like(self, x) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=self._lies(x))
+
+    def _alike(self, tree):
+        return jax.tree.map(self._like, tree)
+
+    def _chunks(self, context: int) -> list[tuple[int, int]]:
+        tokens = buckets.TOKENS_ON_GPU if self.gpu else buckets.TOKENS_ELSEWHERE
+        return list(buckets.chunks(context, 1, tokens))
+
+    def _filled(self, batch: int, slots: int, context: int = 1) -> Cache:
+        cache = filled_cache(self.config, batch, slots, context, self.dtype)
         if self.mesh is None:
             return cache
-        rules = Rules.fit(self.config, self.mesh)
-        cut = NamedSharding(self.mesh, rules.spec("batch", "kv_heads", "slots", "head"))
-        whole = NamedSharding(self.mesh, PartitionSpec())
-        return jax.tree.map(lambda x: jax.device_put(x, cut if x.ndim == 4 else whole), cache)
+        return jax.tree.map(lambda x: jax.device_put(x, self._lies(x)), cache)
 
     def _request(self, batch: int) -> Request:
         return Request(
@@ -351,10 +394,10 @@ class Timed:
             seen_BV=None,
         )
 
-    def _step(self, cache: Cache, rows: Rows, n: int):
-        request = self._request(rows.token_B.shape[0])
-        room = buckets.room(STEPS)
-        return self.programs.decode(self.leaves, cache, rows, request, np.int32(n), self.plan, room)
+    def _step(self, slots: int, cache: Cache, rows: Rows, n: int):
+        batch = rows.token_B.shape[0]
+        decode = self._program(("decode", slots, batch))
+        return decode(self.leaves, cache, rows, self._request(batch), np.int32(n))
 
 
 def filled_cache(config: Config, batch: int, capacity: int, context: int, dtype) -> Cache:

@@ -8,6 +8,7 @@ visibility serves both kinds. A ring keeps position p in slot p mod window:
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +20,16 @@ from .config import Config
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """One entry of `k` and `v` a layer: [B, K, S, H], S = capacity or the window."""
+    """One entry of `k` and `v` a layer: [B, K, S, H], S = capacity or the window.
 
-    k: tuple[Array, ...]
-    v: tuple[Array, ...]
-    full_pos_BS: Int[Array, "B S"]  # int32
-    ring_pos_BW: Int[Array, "B W"]  # int32
-    length_B: Int[Array, " B"]  # int32: the position the next token takes
+    Annotated Any, since JAX also builds caches of what describes arrays (when it lowers ahead).
+    """
+
+    k: tuple[Any, ...]
+    v: tuple[Any, ...]
+    full_pos_BS: Int[Any, "B S"]  # int32
+    ring_pos_BW: Int[Any, "B W"]  # int32
+    length_B: Int[Any, " B"]  # int32: the position the next token takes
 
     @property
     def capacity(self) -> int:
