@@ -23,6 +23,7 @@ from jax.experimental.pallas import triton as plt
 from ..mxfp4.codec import BLOCK
 from ..mxfp4.in_kernel import scale_of, weight_of
 from ..mxfp4.lanes import LANES, PLACES
+from ..overlap import let_next_start
 from .swiglu import swiglu
 
 
@@ -220,7 +221,7 @@ def gate_up(
     count, ffn, shape = tiles.expert_T.shape[0], lanes.shape[-1], how.shape
 
     def body(expert_ref, size_ref, row_ref, x_ref, lanes_ref, scales_ref, bias_ref, out_ref):
-        tile = pl.program_id(1)
+        tile = let_next_start(pl.program_id(1), interpret=how.interpret)
         col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
         expert = expert_ref[tile]
 
@@ -273,7 +274,7 @@ def down(
     count, half, shape = tiles.expert_T.shape[0], lanes.shape[-1], how.shape
 
     def body(expert_ref, size_ref, h_ref, lanes_ref, scales_ref, bias_ref, out_ref):
-        tile = pl.program_id(1)
+        tile = let_next_start(pl.program_id(1), interpret=how.interpret)
         col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
         expert = expert_ref[tile]
 
@@ -321,7 +322,8 @@ def combine(
 
     def body(y_ref, slot_ref, weight_ref, *refs):
         *residual_ref, out_ref = refs
-        token_R = pl.program_id(1) * rows + jnp.arange(rows)
+        row = let_next_start(pl.program_id(1), interpret=interpret)
+        token_R = row * rows + jnp.arange(rows)
         col_C = pl.program_id(0) * cols + jnp.arange(cols)
         real_R, inside = token_R < tokens, (col_C < embed)[None, :]
         at, keep = (token_R[:, None], col_C[None, :]), real_R[:, None] & inside

@@ -26,6 +26,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from ..overlap import let_next_start
 from ..routing.in_kernel import pick
 from .grouped import How, accumulate, bias_at, call, part_groups, split
 from .swiglu import swiglu
@@ -55,7 +56,8 @@ def gate_up(
     def body(*refs):
         choice_refs, refs = refs[: len(choice)], refs[len(choice) :]
         x_ref, lanes_ref, scales_ref, bias_ref, out_ref, *said_refs = refs
-        col, row = pl.program_id(0), pl.program_id(1)
+        col = let_next_start(pl.program_id(0), interpret=how.interpret)
+        row = pl.program_id(1)
         if routed:
             logits_ref, live_ref = choice_refs
             token = row // chosen
@@ -144,7 +146,7 @@ def down(
 
     def body(ids_ref, weight_ref, h_ref, lanes_ref, scales_ref, bias_ref, *refs):
         *residual_ref, out_ref = refs
-        token = pl.program_id(1)
+        token = let_next_start(pl.program_id(1), interpret=how.interpret)
         first_col = pl.program_id(0) * shape.cols
 
         ids = [ids_ref[token * chosen + x] for x in range(chosen)]

@@ -14,6 +14,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from ..overlap import let_next_start
+
 
 def _call(body, *, name, grid, out_shape, warps, interpret):
     with warnings.catch_warnings():
@@ -71,7 +73,8 @@ def top_k(
 
     def body(logits_ref, *refs):
         *live_ref, ids_ref, weights_ref = refs
-        token_R = pl.program_id(0) * rows + jnp.arange(rows)
+        block = let_next_start(pl.program_id(0), interpret=interpret)
+        token_R = block * rows + jnp.arange(rows)
         real_R = token_R < tokens
         chosen, weights = _largest(*_load_logits(logits_ref, token_R, real_R, width), k)
         for x in range(k):
@@ -136,7 +139,8 @@ def route(
 
     def body(logits_ref, *refs):
         *live_ref, weights_ref, expert_ref, size_ref, row_ref, slot_ref = refs
-        token_N, expert_E = jnp.arange(rows), jnp.arange(width)
+        only = let_next_start(pl.program_id(0), interpret=interpret)
+        token_N, expert_E = only * rows + jnp.arange(rows), jnp.arange(width)
         live_N = real_N = token_N < tokens
         if live_ref:
             live_N = plt.load(live_ref[0].at[token_N], mask=real_N, other=0) != 0
@@ -227,14 +231,14 @@ def make_tiles(
         )
 
     def count_body(ids_ref, rank_ref, count_ref):
-        block = pl.program_id(0)
+        block = let_next_start(pl.program_id(0), interpret=interpret)
         row_R, _, rank_R, count_E = rank(ids_ref, block)
         plt.store(rank_ref.at[row_R], rank_R)
         plt.store(count_ref.at[block, jnp.arange(width)], count_E)
 
     def place_body(*refs):
         *earlier, ids_ref, expert_ref, size_ref, row_ref, slot_ref = refs
-        block = pl.program_id(0)
+        block = let_next_start(pl.program_id(0), interpret=interpret)
         expert_E = jnp.arange(width)
         if earlier:
             rank_ref, count_ref = earlier
