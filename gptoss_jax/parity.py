@@ -8,7 +8,7 @@ peak memory is the larger of the two models, not their sum.
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,6 +143,7 @@ def parity(
     mesh: Mesh | None = None,
     device: str = "cpu",
     seed: int = 0,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Loads a checkpoint here and in PyTorch and compares them.
 
@@ -151,13 +152,13 @@ def parity(
     ids below the text vocabulary, from `seed`. new_tokens: greedy ids after each sequence.
     dtype: of weights and activations on both sides. experts, backend, mesh: as in `load`; with
     several processes each of them opens a reference of its own and returns the same report.
-    device: the reference's, as torch names it.
+    device: the reference's, as torch names it. progress: gets a line of text as each part is done.
 
     Raises ValueError for impossible lengths and tokens, CheckpointError for a bad checkpoint and
     references.ReferenceMissing (an ImportError) where torch or the reference is not installed.
     """
     from .checkpoint import load
-    from .checkpoint.files import find
+    from .places import find
 
     if dtype not in _MEDIAN_BOUND:
         raise ValueError(f"dtype must be one of {', '.join(_MEDIAN_BOUND)}; got {dtype!r}.")
@@ -168,14 +169,19 @@ def parity(
     text_vocab = min(model.text_vocab or vocab, vocab)
     lengths = lengths or (1, model.config.window, 2 * model.config.window + 44)
     ids = _checked(tokens, lengths, text_vocab, seed)
-    ours = [_ours(model, ids[:length], new_tokens) for length in lengths]
+    progress(f"{path} is loaded here")
+    ours = []
+    for length in lengths:
+        ours.append(_ours(model, ids[:length], new_tokens))
+        progress(f"{length} tokens are computed here")
     del model
     reference = references.open_reference(folder, dtype=dtype, device=device)
-    compared = [
-        _compared(reference, ids[:length], *one, text_vocab)
-        for length, one in zip(lengths, ours, strict=True)
-    ]
     name = f"{reference.name} {reference.version}"
+    progress(f"{path} is loaded in {name}")
+    compared = []
+    for length, one in zip(lengths, ours, strict=True):
+        compared.append(_compared(reference, ids[:length], *one, text_vocab))
+        progress(f"{length} tokens: the logits' median difference is {compared[-1].median:.2g}")
     return Report(str(path), name, dtype, text_vocab, compared)
 
 

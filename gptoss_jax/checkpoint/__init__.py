@@ -1,10 +1,10 @@
 """Checkpoints in the published layouts: read strictly, looked into, written back."""
 
+from ..errors import CheckpointError
+from ..places import find
 from .config_json import config_from_json, config_to_hf, config_to_original
 from .download import download
-from .errors import CheckpointError
 from .export import export, export_model
-from .files import find
 from .inspect import Report, inspect
 from .layouts import Checkpoint, open_checkpoint
 from .load import load

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from .errors import CheckpointError
-from .files import REPOSITORY
+from ..errors import CheckpointError
+from ..places import REPOSITORY
 from .layouts import open_checkpoint
 
 # The repositories of OpenAI also hold original/ and metal/, two more copies of the weights.

@@ -27,13 +27,14 @@ from flax import nnx
 from tqdm import tqdm
 
 from ..config import Config
+from ..errors import CheckpointError
 from ..kernels import mxfp4
 from ..model import GptOss
+from ..places import find, vacant
 from ..sharding import relayout
 from . import names
 from .config_json import config_to_hf, config_to_original, with_storage
-from .errors import CheckpointError
-from .files import CONFIG, INDEX, SINGLE, find
+from .files import CONFIG, INDEX, SINGLE
 from .layouts import open_checkpoint
 from .names import BLOCK, Fill
 from .parts import parts_of
@@ -164,9 +165,7 @@ def export_model(
 def _checked(dst, format: str, max_shard_size: int | str) -> tuple[str, int]:
     if format not in LAYOUT_OF:
         raise ValueError(f"format must be one of {', '.join(LAYOUT_OF)}; got {format!r}.")
-    folder = Path(dst)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not an empty folder; export to a new one.")
+    vacant(dst)
     return LAYOUT_OF[format], size_in_bytes(max_shard_size)
 
 

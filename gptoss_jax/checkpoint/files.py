@@ -1,4 +1,4 @@
-"""Finding a checkpoint: the folder a name means, its files, and what is not a checkpoint for us."""
+"""A checkpoint's folder: which files belong to it, and whether they are all there."""
 
 import dataclasses
 import errno
@@ -9,37 +9,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from .errors import CheckpointError
+from ..errors import CheckpointError
+from ..places import FOREIGN, WORKS
 from .safetensors_file import LazyTensor, TensorFile, open_file
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-TINY = Path(__file__).parent.parent / "assets" / "tiny"
 _SHARD = re.compile(r"(.+?-)(\d+)(-of-)(\d+)\.safetensors")
-REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
-# Formats of other programs: file pattern, what it is, what would work.
-_FOREIGN = [
-    ("*.gguf", "GGUF, llama.cpp's and Ollama's format", None),
-    ("model.bin", "OpenAI's Metal format (or a pickle), with rows and scales rearranged", None),
-    (
-        "adapter_config.json",
-        "a LoRA adapter, not a model",
-        "merge it into its base model first (PEFT: merge_and_unload, then save_pretrained)",
-    ),
-    ("*.bin", "a PyTorch pickle, which can run code when it is opened", None),
-    ("*.pt", "a PyTorch pickle, which can run code when it is opened", None),
-    ("*.pth", "a PyTorch pickle, which can run code when it is opened", None),
-    ("*.pkl", "a pickle, which can run code when it is opened", None),
-    ("*.npz", "NumPy's format", None),
-    (
-        "_CHECKPOINT_METADATA",
-        "a training checkpoint (Orbax)",
-        "load the folder that training exported at its end",
-    ),
-]
-WORKS = (
-    "what works is a folder of safetensors as published: openai/gpt-oss-20b (MXFP4), a bfloat16 "
-    "copy that transformers saved, or the original/ folder of OpenAI's repository"
-)
 
 
 @dataclasses.dataclass
@@ -57,56 +32,6 @@ class Files:
     @property
     def size_bytes(self) -> int:
         return sum(f.path.stat().st_size for f in self.files)
-
-
-def find(path: str | os.PathLike) -> Path:
-    """The folder that `path` means: "tiny", a folder, or a name in Hugging Face's local cache.
-
-    Raises CheckpointError, which says where it looked.
-    """
-    if str(path) == "tiny":  # always; a folder of that name is ./tiny
-        return TINY
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.is_file():
-        raise CheckpointError(folder, [_foreign_file(folder)])
-    if REPOSITORY.fullmatch(str(path)):
-        return _cached(str(path))
-    raise CheckpointError(folder, ["no such folder."])
-
-
-def hub_cache() -> Path:
-    """Hugging Face's local cache, by the same rules as huggingface_hub."""
-    if given := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME") or str(Path(base) / "huggingface")
-    return Path(home).expanduser() / "hub"
-
-
-def _cached(name: str) -> Path:
-    """models--OWNER--NAME/snapshots/REVISION, the revision that refs/main names."""
-    repository = hub_cache() / f"models--{name.replace('/', '--')}"
-    snapshots = repository / "snapshots"
-    main = repository / "refs" / "main"
-    if main.is_file() and (snapshot := snapshots / main.read_text().strip()).is_dir():
-        return snapshot
-    found = sorted(p for p in snapshots.glob("*") if p.is_dir())
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise CheckpointError(
-            name,
-            [f"{repository} holds {len(found)} revisions and no refs/main; give one's folder."],
-        )
-    raise CheckpointError(
-        name,
-        [
-            f"no folder of that name here, and none in Hugging Face's cache ({repository}); "
-            f"`gptoss-jax download {name}` fetches it."
-        ],
-    )
 
 
 def read_json(path: Path) -> Any:
@@ -251,18 +176,9 @@ def _compare_with_index(files: Files, placed: dict[str, str]) -> None:
         )
 
 
-def _foreign_file(path: Path) -> str:
-    for pattern, what, way_out in _FOREIGN:
-        if path.match(pattern):
-            return f"{path.name} is {what}; {way_out or WORKS}."
-    if path.suffix == ".safetensors":
-        return f"a file; give its folder, {path.parent}, where config.json lies too."
-    return f"a file, not a checkpoint's folder; {WORKS}."
-
-
 def _nothing(folder: Path) -> str:
     """Why a folder has no tensors for us: what else lies there."""
-    for pattern, what, way_out in _FOREIGN:
+    for pattern, what, way_out in FOREIGN:
         if found := sorted(folder.glob(pattern)):
             return f"{found[0].name} is {what}; {way_out or WORKS}."
     if (folder / "original" / CONFIG).is_file():

@@ -8,8 +8,8 @@ from typing import Any
 from tqdm import tqdm
 
 from ..config import Config
+from ..errors import CheckpointError
 from . import names
-from .errors import CheckpointError
 from .layouts import Checkpoint, open_checkpoint
 from .parts import parts_of
 from .stops import tokens

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..config import Config
+from ..errors import CheckpointError
+from ..places import find
 from . import names
 from .config_json import config_from_json
-from .errors import CheckpointError
-from .files import Files, find, open_folder
+from .files import Files, open_folder
 from .names import BLOCK, ONE_EACH, Fill
 from .safetensors_file import LazyTensor
 

@@ -12,10 +12,10 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
+from ..errors import CheckpointError
 from ..kernels import mxfp4
 from ..model import GptOss
 from ..sharding import Dispatch, parameter_sharding, place, together
-from .errors import CheckpointError
 from .layouts import Checkpoint, open_checkpoint
 from .parts import Part, parts_of
 from .stops import tokens

@@ -21,7 +21,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from .errors import CheckpointError
+from ..errors import CheckpointError
 
 DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from ..errors import CheckpointError
 from ..text import Tokenizer, harmony
-from .errors import CheckpointError
 from .files import read_json
 from .layouts import Checkpoint
 

@@ -59,3 +59,6 @@ def _is_jax_error(error: RuntimeError) -> bool:
 @click.version_option(package_name="gptoss_jax", prog_name="gptoss-jax")
 def main():
     """gpt-oss in JAX: text, checkpoints, comparisons, measurements, training."""
+    if hasattr(sys.stdout, "reconfigure"):
+        # A terminal that knows no emoji shows a question mark, and the answer goes on.
+        sys.stdout.reconfigure(errors="replace")

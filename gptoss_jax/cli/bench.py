@@ -1,8 +1,12 @@
 """gptoss-jax bench: speed of the whole model beside what the memory's speed allows."""
 
+from pathlib import Path
+
 import click
 
-from .common import Where, json_option, say_json, where_options
+from .common import Where, json_option, say_json, tell, where_options
+
+RANDOM = ("20b", "120b")  # no checkpoints: shapes, with random weights
 
 
 def _numbers(ctx, param, text: str) -> list[int]:
@@ -24,13 +28,20 @@ def command(model: str, batches, contexts, plot: str | None, where: Where, as_js
 
     --batch and --context take lists: every pair is measured.
     """
-    with where.running() as mesh:
+    if plot is not None and not Path(plot).absolute().parent.is_dir():
+        raise ValueError(f"--plot {plot}: no such folder.")
+    with where.running(*(() if model in RANDOM else (model,))) as mesh:
         from gptoss_jax import bench
         from gptoss_jax.sharding import distributed
 
         first = distributed.is_first()
         report = bench.run(
-            model, batches=batches, contexts=contexts, plot=plot if first else None, mesh=mesh
+            model,
+            batches=batches,
+            contexts=contexts,
+            plot=plot if first else None,
+            mesh=mesh,
+            progress=tell if first else lambda line: None,
         )
         if first and as_json:
             say_json(report.to_json())

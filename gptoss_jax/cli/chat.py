@@ -44,9 +44,11 @@ def command(
     """
     if as_json and prompt is None:
         raise click.UsageError("--json answers one PROMPT.")
+    if prompt is None and sys.stdin is None:
+        raise ValueError("there is no standard input to talk over; give a PROMPT.")
     if prompt is None and where.several:
         raise click.UsageError("several processes answer one PROMPT; they cannot share a keyboard.")
-    with where.running() as mesh:
+    with where.running(how.model) as mesh:
         talk = Talk(how, mesh, sampling, reasoning, system)
         if prompt is None:
             talk.interactive()

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from gptoss_jax.places import find
+
 DTYPES = ("bfloat16", "float32")
 BACKENDS = ("xla", "triton", "mosaic", "reference")
 CACHE_VARIABLE = "GPTOSS_COMPILATION_CACHE"
@@ -35,8 +37,15 @@ class Where:
         return self.distributed or self.coordinator is not None
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[Any]:
-        """Turns the compilation cache on, joins the other processes, and gives the mesh or None."""
+    def running(self, *checkpoints: str) -> Iterator[Any]:
+        """Turns the compilation cache on, joins the other processes, and gives the mesh or None.
+
+        checkpoints: looked for first, before the seconds that importing JAX takes; not where there
+        are several processes, of which one that stops alone would leave the others waiting.
+        """
+        if not self.several:
+            for path in checkpoints:
+                find(path)
         import gptoss_jax as gj
         from gptoss_jax.sharding import distributed
 
@@ -115,11 +124,21 @@ def _keep_stdout() -> None:
 
 
 def use_compilation_cache(where: str | None) -> None:
-    """None or "" is the user's cache folder; "off", "none" and "0" use none."""
-    if (where or "").strip().lower() not in ("off", "none", "0"):
-        import gptoss_jax as gj
+    """None or "" is the user's cache folder; "off", "none" and "0" use none.
 
+    The user's cache folder may be missing and not to be made (no home, or one that is read-only):
+    nobody asked for it, so that a line on stderr is all. A folder that was named must be there.
+    """
+    if (where or "").strip().lower() in ("off", "none", "0"):
+        return
+    import gptoss_jax as gj
+
+    try:
         gj.enable_compilation_cache(where or None)
+    except (OSError, RuntimeError) as error:
+        if where:
+            raise ValueError(f"no compilation cache in {where}: {error}") from error
+        click.echo(f"gptoss-jax: compiled programs are not kept: {error}", err=True)
 
 
 def compilation_cache_option(command: Callable) -> Callable:
@@ -177,6 +196,16 @@ def model_options(command: Callable) -> Callable:
     )
 
 
+class Real(click.FloatRange):
+    """A range of numbers; NaN, which no comparison refuses, and infinity lie in none."""
+
+    def convert(self, value, param, ctx):
+        number = super().convert(value, param, ctx)
+        if not abs(number) < 3e38:  # what float32 holds
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
+
+
 def sampling_options(*, max_new_tokens: int) -> Callable:
     """Adds the options and passes them on as one argument `sampling: SamplingOptions`."""
     options = (
@@ -189,18 +218,18 @@ def sampling_options(*, max_new_tokens: int) -> Callable:
         ),
         click.option(
             "--temperature",
-            type=click.FloatRange(min=0),
+            type=Real(min=0),
             default=1.0,
             show_default=True,
             metavar="T",
             help="0 is greedy.",
         ),
         click.option("--top-k", type=click.IntRange(min=1), metavar="K"),
-        click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, metavar="P"),
-        click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, metavar="P"),
+        click.option("--top-p", type=Real(0, 1), default=1.0, metavar="P"),
+        click.option("--min-p", type=Real(0, 1), default=0.0, metavar="P"),
         click.option(
             "--repetition-penalty",
-            type=click.FloatRange(min=0, min_open=True),
+            type=Real(1e-6, 1e6),
             default=1.0,
             metavar="R",
         ),
@@ -257,8 +286,18 @@ def json_option(command: Callable) -> Callable:
 
 
 def say_json(value: Any) -> None:
-    """One line of JSON on stdout."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    """One line of JSON on stdout; in ASCII where stdout cannot take more, or a path is no text."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value)
+    click.echo(text)
+
+
+def tell(line: str) -> None:
+    """A line of progress on stderr."""
+    click.echo(line, err=True)
 
 
 def _gathered(

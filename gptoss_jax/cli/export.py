@@ -2,6 +2,8 @@
 
 import click
 
+from gptoss_jax.places import find, vacant
+
 
 @click.command("export")
 @click.argument("src")
@@ -11,6 +13,8 @@ import click
 @click.option("--allow-zero", is_flag=True, help="Weights that are all zero are no problem.")
 def command(src: str, dst: str, format: str, max_shard_size: str, allow_zero: bool):
     """Write the checkpoint SRC as the new folder DST."""
+    find(src)  # before the seconds that importing JAX takes
+    vacant(dst)
     from gptoss_jax.checkpoint import export
 
     written = export(src, dst, format=format, max_shard_size=max_shard_size, allow_zero=allow_zero)

@@ -64,7 +64,7 @@ def command(
     if source is not None:
         prompts = _read(source)
 
-    with where.running() as mesh:
+    with where.running(how.model) as mesh:
         _run(prompts, how, mesh, sampling, logprobs, as_json)
 
 
@@ -74,6 +74,8 @@ def _run(prompts, how: ModelOptions, mesh, sampling: SamplingOptions, logprobs, 
 
     tokenizer = _tokenizer(how.model, needed=any(isinstance(p, str) for p in prompts))
     rows = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
+    if not all(rows):
+        raise ValueError(f"prompt {rows.index([]) + 1} of {len(rows)} is empty.")
     model = how.load(mesh)
     keywords = sampling.keywords(len(rows))
 

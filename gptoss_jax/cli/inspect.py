@@ -2,6 +2,8 @@
 
 import click
 
+from gptoss_jax.places import find
+
 from .common import json_option, say_json
 
 
@@ -14,6 +16,7 @@ def command(path: str, allow_zero: bool, as_json: bool):
 
     Reads every value but builds no model. Exit code 1 where the checkpoint cannot be loaded.
     """
+    find(path)  # before the seconds that importing JAX takes
     from gptoss_jax.checkpoint import inspect
 
     report = inspect(path, allow_zero=allow_zero)

@@ -2,7 +2,7 @@
 
 import click
 
-from .common import BACKENDS, DTYPES, Where, json_option, say_json, where_options
+from .common import BACKENDS, DTYPES, Where, json_option, say_json, tell, where_options
 
 
 @click.command("parity")
@@ -22,12 +22,14 @@ def command(path: str, lengths: tuple[int, ...], where: Where, as_json: bool, **
     The reference is transformers for Hugging Face's layouts, OpenAI's own model for original/.
     Exit code 1 where the two differ by more than rounding.
     """
-    with where.running() as mesh:
+    with where.running(path) as mesh:
         from gptoss_jax.parity import parity
         from gptoss_jax.sharding import distributed
 
         if mesh is not None:
             how["mesh"] = mesh
+        if distributed.is_first():
+            how["progress"] = tell
         report = parity(path, lengths=lengths or None, **how)
         if distributed.is_first() and as_json:
             say_json(report.to_json())

@@ -11,6 +11,7 @@ from .common import compilation_cache_option, json_option, say_json, use_compila
 @json_option
 def command(config: str, compilation_cache: str | None, as_json: bool):
     """Train as CONFIG.toml says, going on from its newest checkpoint if there is one."""
+    open(config, "rb").close()  # is it there? asked before the seconds that importing JAX takes
     use_compilation_cache(compilation_cache)
     from gptoss_jax.train import run
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 
 import tokenizers
 
+from ..places import REPOSITORY, TINY, find, local
+
 # Messages are made of these; a vocabulary may give them any ids.
 CONTROL = (
     "<|start|>",
@@ -109,7 +111,12 @@ class Tokenizer:
         return cls(inner)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ordinary text. Lone surrogates, which no UTF-8 holds, become U+FFFD."""
+        """Ids of ordinary text. Lone surrogates, which no UTF-8 holds, become U+FFFD.
+
+        Raises ValueError for what is no string.
+        """
+        if not isinstance(text, str):
+            raise ValueError(f"text must be a string; got {type(text).__name__}.")
         try:
             return self._inner.encode(text, add_special_tokens=False).ids
         except (UnicodeEncodeError, TypeError):
@@ -165,16 +172,11 @@ def _checked(id: int) -> int:
 
 def _tokenizer_file(path: str | pathlib.Path) -> pathlib.Path:
     if path == "tiny":
-        file = pathlib.Path(__file__).parents[1] / "assets" / "tiny" / "tokenizer.json"
-        if not file.is_file():
-            raise ValueError(f"the embedded model's tokenizer is missing from the package: {file}.")
-        return file
-    given = pathlib.Path(path).expanduser()
+        return TINY / "tokenizer.json"
+    given = local(path)
     if given.is_file():
         return given
-    if not given.exists() and len(pathlib.PurePath(path).parts) == 2:
-        from ..checkpoint.files import find  # a name; here, since checkpoints need tokenizers
-
+    if not given.exists() and REPOSITORY.fullmatch(str(path)):
         given = find(path)
     for folder in (given, given.parent) if given.name == "original" else (given,):
         if (folder / "tokenizer.json").is_file():

@@ -11,6 +11,7 @@ import pytest
 
 import gptoss_jax as gj
 from gptoss_jax.checkpoint import CheckpointError, find, load, open_checkpoint
+from gptoss_jax.places import TINY
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = checkpoints.make_weights(edited.SMALL)
@@ -156,6 +157,9 @@ def test_files_that_do_not_say_how_they_belong_together(plain):
     (plain / "model.safetensors").rename(plain / "a.safetensors")
     load(plain)
     shutil.copy(plain / "a.safetensors", plain / "b.safetensors")
+    assert "do not say which belong together" in problems(plain)
+    (plain / "a.safetensors").rename(plain / "model-00001-of-00001.safetensors")
+    (plain / "b.safetensors").rename(plain / "model-00002-of-00002.safetensors")
     assert "do not say which belong together" in problems(plain)
 
 
@@ -326,7 +330,7 @@ def cached(root, folder, revision, *, main=True):
         (snapshot / file.name).symlink_to(blob)
     if main:
         (repository / "refs").mkdir(exist_ok=True)
-        (repository / "refs" / "main").write_text(revision)
+        (repository / "refs" / "main").write_text(revision + "\n")  # as an editor leaves it
     return snapshot
 
 
@@ -375,6 +379,26 @@ def test_a_folder_comes_before_a_name(tmp_path, clean, plain):
 
 def test_no_such_folder(tmp_path):
     assert "no such folder" in problems(tmp_path / "nothing here")
+
+
+@pytest.mark.parametrize("path", ["", "~no such user/x", "x" * 5000, "a\0b", "tiny/", "tiny\n"])
+def test_what_can_be_no_path(path):
+    assert "no such folder" in problems(path) or "a path or a name is expected" in problems(path)
+
+
+def test_tiny_is_the_embedded_model_whatever_lies_here(tmp_path, clean):
+    clean.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert find("tiny") == TINY and (TINY / "model.safetensors").is_file()
+    assert "config.json is missing" in problems("./tiny")
+
+
+@pytest.mark.parametrize("named", ["", "..", "../../elsewhere", "\xff", "gone"])
+def test_a_cache_whose_reference_leads_nowhere(tmp_path, clean, plain, named):
+    clean.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    snapshot = cached(tmp_path / "cache", plain, "abc")
+    (tmp_path / "cache" / "models--openai--gpt-oss-20b" / "refs" / "main").write_text(named)
+    assert find("openai/gpt-oss-20b") == snapshot  # the only one there is
 
 
 def test_folder_above_the_one_that_is_meant(tmp_path):

@@ -231,6 +231,14 @@ def test_one_expert_all_zero(tmp_path, layout, leaf):
     load(folder, allow_zero=True)
 
 
+@pytest.mark.parametrize("changes", [dict(embed=112), dict(ffn=144)], ids=str)
+def test_widths_that_cannot_be_packed(tmp_path, changes):
+    numbers = edited.SMALL.replace(**changes)
+    folder = edited.folder(tmp_path / "x", weights=WEIGHTS, numbers=numbers)
+    with pytest.raises(CheckpointError, match="MXFP4 packs blocks of 32; [hi].*size 1[14].*cannot"):
+        load(folder)
+
+
 def test_opening_alone_finds_nothing_wrong(tmp_path):
     """The unchanged folder, so that the tests above fail for what they changed."""
     for layout in LAYOUTS:

@@ -123,6 +123,13 @@ def test_generate_on_a_mesh(gptoss, checkpoint):
         (["Hi", "--ids", "1"], ["one of"]),
         (["Hi", "--max-new-tokens", "0"], ["--max-new-tokens"]),
         (["Hi", "--temperature", "-1"], ["--temperature"]),
+        (["Hi", "--temperature", "nan"], ["--temperature"]),
+        (["Hi", "--temperature", "inf"], ["--temperature"]),
+        (["Hi", "--top-p", "1.5"], ["--top-p"]),
+        (["Hi", "--top-p", "nan"], ["--top-p"]),
+        (["Hi", "--top-k", "0"], ["--top-k"]),
+        (["Hi", "--repetition-penalty", "1e-7"], ["--repetition-penalty"]),
+        (["Hi", "--seed", "-1"], ["--seed"]),
         (["Hi", "--dtype", "float16"], ["float16"]),
         (["Hi", "--mesh", "experts=2"], ["experts=2"]),
         (["Hi", "--mesh", ""], ["names no axis"]),
@@ -153,7 +160,14 @@ def test_bad_data_is_1_with_one_line(gptoss, checkpoint, tmp_path):
     bad(gptoss(*run, "--input", "-", stdin="\n"), 1, "no prompt")
     (tmp_path / "a.jsonl").write_text('"Hi"\n{"text": "Hi"}\n')
     bad(gptoss(*run, "--input", tmp_path / "a.jsonl"), 1, "line 2")
+    (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
+    bad(gptoss(*run, "--input", tmp_path / "c.txt"), 1, "utf-8")
+    bad(gptoss(*run, "--input", tmp_path), 1, str(tmp_path))
+    bad(gptoss(*run, ""), 1, "prompt 1 of 1 is empty")
+    (tmp_path / "b.jsonl").write_text('"Hi"\n[]\n')
+    bad(gptoss(*run, "--input", tmp_path / "b.jsonl"), 1, "prompt 2 of 2 is empty")
     bad(gptoss("generate", "Hi", "--model", tmp_path), 1, str(tmp_path))
+    bad(gptoss("generate", "Hi", "--model", ""), 1, "a path or a name")
     bad(gptoss(*run, "--ids", "1", "--mesh", "data=16"), 1, "16 devices", "8")
     bad(gptoss(*run, "--ids", "1", "--mesh", "expert=8"), 1, "12 experts")
 
@@ -297,7 +311,7 @@ def test_parity_and_train_name_what_is_missing(gptoss, tmp_path):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_bench_and_parity_pass_their_options_on(gptoss, monkeypatch, as_json):
+def test_bench_and_parity_pass_their_options_on(gptoss, monkeypatch, capsys, as_json):
     calls = []
 
     class Report:
@@ -320,15 +334,19 @@ def test_bench_and_parity_pass_their_options_on(gptoss, monkeypatch, as_json):
     flags = ["--model", "20b", "--batch", "1,8", "--context", "1024", "--plot", "a.png"]
     first = ok(gptoss("bench", *flags, *common_flags))
     flags = ["--length", 3, "--length", 9, "--dtype", "bfloat16", "--backend", "xla"]
-    second = ok(gptoss("parity", "some/folder", *flags, *common_flags))
+    second = ok(gptoss("parity", "tiny", *flags, *common_flags))
     shown = '{"rows": [1]}\n' if as_json else "a table\n"
     assert (first.stdout, second.stdout) == (shown, shown)
     (args, keywords), (path, how) = calls
     assert keywords.pop("mesh").shape == how.pop("mesh").shape == dict(data=1, expert=2, tensor=1)
-    assert args == ("20b",) and path == ("some/folder",)
+    assert args == ("20b",) and path == ("tiny",)
+    for options in (keywords, how):
+        options.pop("progress")("half of it is done")
+    assert capsys.readouterr().err == "half of it is done\n" * 2
     assert keywords == {"batches": [1, 8], "contexts": [1024], "plot": "a.png"}
     assert how["lengths"] == (3, 9) and how["dtype"] == "bfloat16" and how["backend"] == "xla"
     bad(gptoss("bench", "--batch", "1,x"), 2, "1,x")
+    bad(gptoss("bench", "--plot", "no/such/a.png"), 1, "no/such/a.png")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -356,6 +374,17 @@ def test_a_terminal_is_told_what_takes_long_and_a_file_is_not(monkeypatch):
     assert told(Terminal(), 1.2) == "\rreading 1 s \r\x1b[K"
     assert told(Terminal(), 0.05) == ""
     assert told(io.StringIO(), 1.2) == ""
+
+
+def test_json_on_an_output_that_holds_ascii_alone(monkeypatch, capsysbinary):
+    """And paths that are no text (a lone surrogate stands for a byte of them) can be written."""
+    common.say_json({"é": "\udcff"})
+    assert json.loads(capsysbinary.readouterr().out) == {"é": "\udcff"}
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    common.say_json(["é"])
+    sys.stdout.flush()
+    assert json.loads(written.getvalue()) == ["é"]
 
 
 # --- the compilation cache -----------------------------------------------------------------------
@@ -391,7 +420,7 @@ def test_the_cache_is_the_users_by_default_and_can_be_elsewhere_or_off(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.delenv("GPTOSS_COMPILATION_CACHE")
-    failing = ["generate", "--ids", "1", "--model", tmp_path / "none"]
+    failing = ["generate", "--ids", "1", "--model", tmp_path]  # a folder, but no checkpoint
     gptoss(*failing)
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "user/gptoss_jax/programs")
     gptoss(*failing, "--compilation-cache", tmp_path / "mine")
@@ -399,3 +428,15 @@ def test_the_cache_is_the_users_by_default_and_can_be_elsewhere_or_off(
     jax.config.update("jax_compilation_cache_dir", None)
     gptoss(*failing, "--compilation-cache", "off")
     assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_a_users_cache_that_cannot_be_is_done_without_and_a_named_one_is_not(
+    gptoss, checkpoint, restored, tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("GPTOSS_COMPILATION_CACHE")
+    run = ["generate", "--ids", "72", "--model", checkpoint, *FLAGS]
+    result = ok(gptoss(*run))
+    assert "compiled programs are not kept" in result.stderr and result.stdout
+    bad(gptoss(*run, "--compilation-cache", tmp_path / "file" / "x"), 1, "no compilation cache in")

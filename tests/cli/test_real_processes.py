@@ -64,6 +64,46 @@ def test_two_processes_share_one_model_and_one_speaks(checkpoint):
     assert json.loads(first[0]) == json.loads(one)
 
 
+EARLY = """
+import json, sys
+from gptoss_jax.cli import main
+for args in json.loads(sys.argv[1]):
+    try:
+        main(args)
+    except SystemExit as end:
+        print(end.code)
+for slow in ("jax", "numpy", "tokenizers"):
+    assert slow not in sys.modules, slow
+"""
+
+
+def test_a_wrong_path_or_number_is_noticed_before_anything_heavy_is_imported(tmp_path):
+    none, full = str(tmp_path / "none"), str(tmp_path)
+    (tmp_path / "file").touch()
+    bad = [
+        ["generate", "Hi", "--model", none],
+        ["generate", "--input", none],
+        ["chat", "Hi", "--model", none],
+        ["inspect", none],
+        ["parity", none],
+        ["bench", "--model", none],
+        ["bench", "--plot", none + "/a.png"],
+        ["export", none, none + "2", "--format", "bf16"],
+        ["export", "tiny", full, "--format", "bf16"],
+        ["train", none],
+        ["inspect", "owner/no-such-name"],
+        ["inspect", "~no such user/x"],
+        ["inspect", "x" * 5000],
+    ]
+    usage = [["generate"], ["generate", "Hi", "--temperature", "nan"], ["bench", "--batch", "0"]]
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, json.dumps(bad + usage)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1"] * len(bad) + ["2"] * len(usage)
+    assert "Traceback" not in done.stderr
+
+
 def test_bad_data_and_bad_usage(tmp_path):
     missing = start("generate", "Hi", "--model", tmp_path / "none")
     usage = start("generate")
