@@ -66,7 +66,7 @@ def _plan(widths: tuple[int, ...], gate_up=(3,), down=(3,), **other) -> Plan:
 
 
 # Below 64 rows a tile the decoding of weights, not the tensor core, fills a step.
-FEW, SOME, MANY = (16, 32, 64), (32, 64, 96, 128), (64, 112, 136, 160, 192)
+FEW, SOME, MANY = (16, 32, 64), (48, 64, 72, 80, 96, 128), (64, 112, 136, 160, 192)
 
 
 def heuristic(tokens: int, chosen: int, experts: int) -> Plan:
