@@ -1,4 +1,4 @@
-"""The Mosaic layer of the real models through Mosaic's own compiler for an H200 that is not there."""
+"""The Mosaic layer of the real models through Mosaic's compiler for an H200 that is not there."""
 
 import functools
 
