@@ -61,12 +61,13 @@ def test_float32(rows):
     for how in (
         functools.partial(linear, backend="reference"),
         functools.partial(linear, backend="xla"),
-        compiled(vector.linear, rows=8, columns=64),
+        compiled(vector.linear, rows=8, together=8, columns=64),
+        compiled(vector.linear, rows=8, together=2, columns=64),  # in turns
     ):
         out = how(x, weight, bias, norm_I=norm, **_residual(how, residual))
         check(out, expected, FLOAT32_OP)
     plain = float64(x, weight)
-    check(compiled(vector.linear, rows=8, columns=64)(x, weight), plain, FLOAT32_OP)
+    check(compiled(vector.linear, rows=8, together=8, columns=64)(x, weight), plain, FLOAT32_OP)
     check(compiled(tile.linear, rows=16, columns=32)(x, weight), plain, FLOAT32_OP)
 
 
@@ -83,7 +84,7 @@ def test_bfloat16_is_rounded_once():
     exact = float64(x, weight, bias, None, residual)
     # Half of the last of 8 bits, plus float32's sums: no second rounding fits in between.
     assert (np.abs(np.asarray(out, np.float64) - exact) <= 2**-8 * np.abs(exact) + 1e-5).all()
-    out = compiled(vector.linear, rows=8, columns=64)(x, weight, norm_I=norm)
+    out = compiled(vector.linear, rows=8, together=2, columns=64)(x, weight, norm_I=norm)
     check(out, float64(x, weight, None, norm), BFLOAT16_OP)
 
 
