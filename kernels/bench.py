@@ -57,14 +57,19 @@ def random_experts(key: jax.Array, problem: shapes.Experts) -> ExpertWeights:
     )
 
 
-def _decoded(experts: ExpertWeights, name: str, expert: int) -> np.ndarray:
-    """float32 [out, in], exact, by table: shares nothing with the library."""
+def _times(experts: ExpertWeights, name: str, expert: int, x: np.ndarray) -> np.ndarray:
+    """float64 [out]: one matrix times x, by table: shares nothing with the library.
+
+    A block's 32 products of a code and a bfloat16 have at most 11 bits; their sum in float32 is
+    right to 1e-7, and ten times faster than a whole matrix in float64.
+    """
     table = np.array([*MAGNITUDES, *(-m for m in MAGNITUDES)], np.float32)
-    blocks = np.asarray(getattr(experts, f"{name}_blocks")[expert])
+    pairs = np.stack([table[np.arange(256) & 15], table[np.arange(256) >> 4]], axis=-1)
     scales = np.asarray(getattr(experts, f"{name}_scales")[expert])
-    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
-    values = table[codes] * np.exp2(scales.astype(np.float32) - 127)[..., None]
-    return values.reshape(len(scales), -1)
+    codes = np.take(pairs, np.asarray(getattr(experts, f"{name}_blocks")[expert]), axis=0)
+    x_blocks = x.astype(np.float32).reshape(-1, 32)
+    sums = np.einsum("rbk,bk->rb", codes.reshape(*scales.shape, 32), x_blocks)
+    return (sums * np.exp2(scales.astype(np.float64) - 127)).sum(axis=1)
 
 
 def expected(x_D, ids_X, weights_X, experts: ExpertWeights) -> np.ndarray:
@@ -75,10 +80,10 @@ def expected(x_D, ids_X, weights_X, experts: ExpertWeights) -> np.ndarray:
             np.asarray(bias[e]).astype(np.float64)
             for bias in (experts.gate_up_bias, experts.down_bias)
         )
-        h = _decoded(experts, "gate_up", e) @ x_D.astype(np.float64) + gate_up_bias
+        h = _times(experts, "gate_up", e, x_D) + gate_up_bias
         gate, up = np.minimum(h[0::2], LIMIT), np.clip(h[1::2], -LIMIT, LIMIT)
         h = (gate / (1 + np.exp(-ALPHA * gate)) * (up + 1)).astype(x_D.dtype)
-        out = out + weight * (_decoded(experts, "down", e) @ h.astype(np.float64) + down_bias)
+        out = out + weight * (_times(experts, "down", e, h) + down_bias)
     return out
 
 

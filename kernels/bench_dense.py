@@ -1,6 +1,6 @@
 """Times and checks every form of attention and of the dense layers on the GPU at hand.
 
-    python -m gptoss_jax.kernels.bench_dense [linear] [router] [step] [prefill] [--json FILE]
+    python -m gptoss_jax.kernels.bench_dense [GROUP ...] [--rows 1,8] [--json FILE]
 
 Times are those of the kernels alone (see `profile`), on several sets of weights or caches in turn,
 so that an L2 of 60 MB keeps nothing. Each form is compared with float64 at the same shapes: a
@@ -216,12 +216,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m gptoss_jax.kernels.bench_dense")
     parser.add_argument("groups", nargs="*", help=f"of {', '.join(GROUPS)}; none: all")
     parser.add_argument("--json", metavar="FILE", help="also write the rows here")
+    parser.add_argument("--rows", help="comma-separated numbers of rows of linear")
     options = parser.parse_args(argv)
     if unknown := set(options.groups) - set(GROUPS):
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     rows = []
     for group in options.groups or GROUPS:
-        for row in GROUPS[group]():
+        few = [int(n) for n in options.rows.split(",")] if options.rows else None
+        for row in linear_rows(few) if few and group == "linear" else GROUPS[group]():
             rows.append(row)
             print(
                 "  ".join(f"{v:>9}" if k != "form" else f"{v:42}" for k, v in row.items()),

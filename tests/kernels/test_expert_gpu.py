@@ -19,7 +19,8 @@ from expert_cases import (
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from gptoss_jax.kernels.expert_matmul import expert_matmul
+from gptoss_jax.kernels import explore, shapes
+from gptoss_jax.kernels.expert_matmul import expert_matmul, mixture, triton
 from gptoss_jax.kernels.mxfp4.in_kernel import scale_of, weight_of
 from gptoss_jax.kernels.routing import make_tiles, top_k
 from gptoss_jax.kernels.routing.in_kernel import make_tiles as make_tiles_in_kernel
@@ -112,7 +113,50 @@ def test_ids_that_are_not_here_and_nan():
     np.testing.assert_array_equal(np.delete(got, 2, axis=0), np.delete(clean, 2, axis=0))
 
 
-@pytest.mark.parametrize("tokens", [8, 200])
+@jax.jit
+def mixed(x, logits, live, experts, residual):
+    how = dict(chosen=4, limit=LIMIT, alpha=ALPHA, backend="triton")
+    return mixture(x, logits, live, experts, residual, **how)
+
+
+@pytest.mark.parametrize("experts_", [5, 32, 128])
+@pytest.mark.parametrize("tokens", [1, 2, 9, 100, 300])
+def test_the_mixture_equals_float64(experts_, tokens):
+    """Choice, experts and residual; padding, ties, and a row whose logits hold a NaN."""
+    experts = random_experts(tokens, experts=experts_, embed=192, ffn=160)
+    x, _, _ = random_rows(tokens, tokens, embed=192)
+    keys = jax.random.split(jax.random.key(tokens), 2)
+    logits = jnp.round(2 * jax.random.normal(keys[0], (tokens, experts_)))
+    residual = jax.random.normal(keys[1], x.shape)
+    live = jnp.arange(tokens) % 5 != 3
+    lanes = experts.to_layout("triton")
+    got = np.asarray(mixed(x, logits, live, lanes, residual))
+    ids, weights = top_k(logits, 4, backend="xla")
+    ids = jnp.where(live[:, None], ids, -1)
+    want = np.asarray(residual) + in_float64(x, ids, weights, experts)
+    assert relative_error(got, want) < BFLOAT16
+    np.testing.assert_array_equal(got[~np.asarray(live)], residual[~np.asarray(live)])
+    np.testing.assert_array_equal(mixed(x, logits, live, lanes, residual), got)
+    spoilt = np.asarray(mixed(x, logits.at[-1, 2].set(jnp.nan), live, lanes, residual))
+    assert np.isnan(spoilt[-1]).all() or not live[-1]
+    np.testing.assert_array_equal(spoilt[:-1], got[:-1])
+
+
+@pytest.mark.parametrize("tokens", [1, 32])
+def test_every_plan_that_exploring_may_choose(tokens):
+    """At the real widths, where the parts of K have the tails that they have in the model."""
+    problem = shapes.experts("20b", tokens)
+    experts = random_experts(tokens, experts=6, embed=2880, ffn=2880, low=117, high=123)
+    x, ids, weights = random_rows(tokens, tokens, embed=2880, experts=6)
+    lanes = experts.to_layout("triton")
+    want = in_float64(x[-1:], ids[-1:], weights[-1:], experts)
+    for plan in explore.candidates(problem, jax.devices()[0].device_kind):
+        how = dict(limit=LIMIT, alpha=ALPHA, out_dtype=jnp.dtype(jnp.float32), plan=plan)
+        run = jax.jit(functools.partial(triton.expert_matmul, **how))
+        assert relative_error(run(x, ids, weights, lanes)[-1:], want) < BFLOAT16, plan
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 8, 200])
 def test_a_rows_bits_do_not_depend_on_the_others(tokens):
     experts = random_experts(5).to_layout("triton")
     x, ids, weights = random_rows(6, tokens)
@@ -124,9 +168,10 @@ def test_a_rows_bits_do_not_depend_on_the_others(tokens):
     np.testing.assert_array_equal(np.asarray(other)[0], got[0])
 
 
-def test_wide_scales():
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_wide_scales(tokens):
     experts = random_experts(7, low=125, high=135)
-    x, ids, weights = random_rows(8, 30)
+    x, ids, weights = random_rows(8, tokens)
     got = compute(x, ids, weights, experts.to_layout("triton_wide"))
     assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16
 
