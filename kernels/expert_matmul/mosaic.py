@@ -79,7 +79,9 @@ def candidates(tokens: int, chosen: int, experts: int) -> list[Plan]:
     mean = tokens * chosen / experts
     if tokens <= 128:
         widths = (8,) if tokens <= 8 else (8, 16, 32)
-        small = (1, 3)  # one computing warpgroup and three blocks: the finest pieces
+        # One computing warpgroup and as many blocks as registers allow (60 a thread with one
+        # width, 74 with three): the finest pieces.
+        small = (1, 4 if tokens <= 8 else 3)
         return [
             _plan(widths, gate_up=small, down=small, even=False),
             _plan(widths, down=small, even=False),
