@@ -1,6 +1,7 @@
 """gptoss-jax generate: continues text or ids, one prompt or many."""
 
 import json
+import sys
 from typing import Any
 
 import click
@@ -23,7 +24,7 @@ def _ids(ctx, param, texts: tuple[str, ...]) -> list[list[int]]:
     lists = []
     for text in texts:
         parts = [part.strip() for part in text.split(",")]
-        if not all(part.isdecimal() for part in parts):
+        if not all(part.isdecimal() and len(part) < 19 for part in parts):
             raise click.BadParameter(f"{text!r} is not a list of ids like 1,2,3.")
         lists.append([int(part) for part in parts])
     return lists
@@ -129,6 +130,8 @@ def _tokenizer(path: str, *, needed: bool):
 
 
 def _read(source: str) -> list[str | list[int]]:
+    if source == "-" and sys.stdin is None:
+        raise ValueError("there is no standard input to read.")
     with click.open_file(source, encoding="utf-8") as file:
         lines = [(n, line.rstrip("\r\n")) for n, line in enumerate(file, 1) if line.strip()]
     if not lines:

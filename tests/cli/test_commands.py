@@ -119,6 +119,8 @@ def test_generate_on_a_mesh(gptoss, checkpoint):
     ("args", "words"),
     [
         (["--ids", "1,x"], ["1,x"]),
+        (["--ids", ""], ["--ids"]),
+        (["--ids", "1," + "9" * 5000], ["--ids"]),
         ([], ["PROMPT"]),
         (["Hi", "--ids", "1"], ["one of"]),
         (["Hi", "--max-new-tokens", "0"], ["--max-new-tokens"]),

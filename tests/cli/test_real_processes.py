@@ -91,13 +91,18 @@ def test_a_wrong_path_or_number_is_noticed_before_anything_heavy_is_imported(tmp
         ["export", none, none + "2", "--format", "bf16"],
         ["export", "tiny", full, "--format", "bf16"],
         ["train", none],
+        ["generate", "--input", "-"],
+        ["chat"],
         ["inspect", "owner/no-such-name"],
         ["inspect", "~no such user/x"],
         ["inspect", "x" * 5000],
     ]
     usage = [["generate"], ["generate", "Hi", "--temperature", "nan"], ["bench", "--batch", "0"]]
     done = subprocess.run(
-        [sys.executable, "-c", EARLY, json.dumps(bad + usage)], capture_output=True, text=True
+        [sys.executable, "-c", EARLY, json.dumps(bad + usage)],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.close(0),  # no standard input, as some launchers leave it
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1"] * len(bad) + ["2"] * len(usage)

@@ -96,8 +96,32 @@ def test_a_dict_may_say_its_channel():
         ({"role": "user", "content": [{"type": "image"}]}, "message 1: content is text"),
         ({"role": "tool", "content": "x"}, "message 1: a tool message needs a name"),
         ({"role": "assistant", "tool_calls": [{"arguments": "{}"}]}, "message 1: a tool call"),
+        ({"role": "assistant", "tool_calls": "f()"}, "message 1: tool_calls must be a list"),
+        ({"role": "assistant", "tool_calls": {"name": "f"}}, "message 1: tool_calls must be a li"),
+        ({"role": "assistant", "tool_calls": [None]}, "message 1: a tool call holds"),
+        ({"role": "assistant", "tool_calls": [{"function": "f"}]}, "message 1: a tool call holds"),
+        (
+            {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {1, 2}}]},
+            "message 1: arguments must be .* JSON",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"name": "f", "arguments": float("nan")}]},
+            "message 1: arguments must be .* JSON",
+        ),
+        ({"role": "assistant", "tool_calls": [{"id": [1], "name": "f"}]}, "1: the id of a tool"),
+        ({"role": "tool", "name": "f", "tool_call_id": {}}, "message 1: the id of a tool call"),
+        ({"role": "tool", "name": "f", "content": {"a": {1}}}, "message 1: content must be"),
+        ({"role": "tool", "name": 3, "content": "x"}, "message 1: .*name; got 3"),
+        ({"role": "user", "content": "x", "name": 3}, "message 1: name is a word"),
+        ({"role": "user", "content": "x", "channel": ["final"]}, "message 1: channel is a word"),
     ],
 )
-def test_what_cannot_be_translated(message, problem):
+def test_what_cannot_be_translated(annotations_unchecked, message, problem):
     with pytest.raises(ValueError, match=problem):
         translate([{"role": "user", "content": "x"}, message])
+
+
+@pytest.mark.parametrize("messages", ["hi", {"role": "user", "content": "hi"}, 3, b"hi"])
+def test_messages_come_in_a_list(annotations_unchecked, messages):
+    with pytest.raises(ValueError, match="messages must be a list"):
+        translate(messages)

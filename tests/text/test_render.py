@@ -399,7 +399,7 @@ def test_parse_inverts_encode(tokenizer):
         assert encode(parsed, tokenizer) == ids
 
 
-def test_what_cannot_be_rendered(o200k):
+def test_what_cannot_be_rendered(annotations_unchecked, o200k):
     with pytest.raises(ValueError, match="reasoning.*'extreme'"):
         render([user("x")], o200k, reasoning="extreme")
     with pytest.raises(ValueError, match="role.*'bot'"):
@@ -414,6 +414,11 @@ def test_what_cannot_be_rendered(o200k):
         render([user("x")], o200k, tools=[{"description": "x"}])
     with pytest.raises(ValueError, match="name and a schema"):
         render([user("x")], o200k, response_formats=[{"name": "x"}])
+    for name in ("tools", "response_formats"):
+        assert render([user("x")], o200k, **{name: None}) == render([user("x")], o200k)
+        for given in ("browser", {"name": "f"}, 3):
+            with pytest.raises(ValueError, match=f"{name} must be a list"):
+                render([user("x")], o200k, **{name: given})
 
 
 def test_what_is_no_message():

@@ -6,7 +6,7 @@ import openai_harmony as oh
 import pytest
 
 from gptoss_jax.text.harmony import Namespace, typescript
-from gptoss_jax.text.harmony.schema import compact_json, tools_section
+from gptoss_jax.text.harmony.schema import compact_json, formats_section, tools_section
 
 VALUES = [
     *["a", "null", "x\ny", "é😀", 'q"q', "", 1, 2.5, None, True, -3, 0.1, 123456.789],
@@ -116,3 +116,40 @@ def test_only_json_is_written():
     assert compact_json(float("nan")) == "null"
     with pytest.raises(ValueError, match="JSON values only"):
         compact_json({"a": {1, 2}})
+
+
+def nested(levels):
+    schema = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": {"type": "array", "items": schema}}}
+    return schema
+
+
+def circle():
+    schema = {"type": "array"}
+    schema["items"] = schema
+    return schema
+
+
+@pytest.mark.parametrize("schema", [nested(5000), circle()], ids=["deep", "circle"])
+def test_schemas_without_end_are_refused(annotations_unchecked, schema):
+    tool = {"name": "f", "parameters": schema}
+    with pytest.raises(ValueError, match="levels deep, or in a circle"):
+        tools_section([Namespace(name="functions", tools=(tool,))])
+    with pytest.raises(ValueError, match="levels deep, or in a circle"):
+        formats_section([{"name": "f", "schema": schema}])
+    tool = {"name": "f", "parameters": nested(40)}
+    assert "[]" in tools_section([Namespace(name="functions", tools=(tool,))])
+
+
+@pytest.mark.parametrize("tool", [3, {"name": 3}, {"type": "function", "function": 3},
+                                  {"name": "f", "description": 3}])  # fmt: skip
+def test_what_is_no_function(annotations_unchecked, tool):
+    with pytest.raises(ValueError, match="needs a name|a description is text"):
+        tools_section([Namespace(name="functions", tools=(tool,))])
+
+
+@pytest.mark.parametrize("given", [3, {}, {"json_schema": 3}, {"name": 3, "schema": {}}])
+def test_what_is_no_response_format(annotations_unchecked, given):
+    with pytest.raises(ValueError, match="needs a name and a schema"):
+        formats_section([given])

@@ -1,7 +1,7 @@
 """Messages of the chat APIs (dicts) as Harmony messages."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gptoss_jax.text.harmony.builtin import BUILTIN
@@ -23,6 +23,7 @@ def translate(messages: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
     Raises ValueError, naming the message, where a field is missing or of the wrong kind.
     """
     out: list[Message] = []
+    messages = listed("messages", messages)
     calls: dict[str | None, str] = {}  # tool_call_id -> recipient; None -> the latest
     for position, message in enumerate(messages):
         if isinstance(message, Message):
@@ -40,6 +41,15 @@ def translate(messages: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
             new = [Message("developer", Developer(instructions=text))]
         out += new
     return out
+
+
+def listed(name: str, given: Any) -> tuple:
+    """The entries of a list; None is an empty one. Raises ValueError for what is none."""
+    if given is None:
+        return ()
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise ValueError(f"{name} must be a list; got {given!r:.80}.")
+    return tuple(given)
 
 
 def _instructs(message: Mapping[str, Any]) -> bool:
@@ -64,7 +74,7 @@ def _translate(message: Mapping[str, Any], calls: dict[str | None, str]) -> list
 
 def _assistant(message: Mapping[str, Any], calls: dict[str | None, str]) -> list[Message]:
     thinking = next((message[name] for name in THINKING if message.get(name)), None)
-    tool_calls = message.get("tool_calls") or ()
+    tool_calls = listed("tool_calls", message.get("tool_calls"))
     out = []
     if thinking is not None:
         out.append(Message("assistant", _text({"content": thinking}), "analysis"))
@@ -73,21 +83,23 @@ def _assistant(message: Mapping[str, Any], calls: dict[str | None, str]) -> list
     elif message.get("content"):
         out.append(Message("assistant", _text(message), "commentary"))
     for call in tool_calls:
-        function = call.get("function", call)
+        function = call.get("function", call) if isinstance(call, Mapping) else call
+        if not isinstance(function, Mapping):
+            raise ValueError(
+                f"a tool call holds a function's name and arguments; got {call!r:.80}."
+            )
         recipient, channel, kind = _address(function.get("name"))
         arguments = function.get("arguments", "{}")
-        text = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
+        text = arguments if isinstance(arguments, str) else _json("arguments", arguments)
         out.append(Message("assistant", text, channel, recipient, kind))
         calls[None] = recipient
         if call.get("id") is not None:
-            calls[call["id"]] = recipient
+            calls[_id(call["id"])] = recipient
     return out
 
 
 def _result(message: Mapping[str, Any], calls: Mapping[str | None, str]) -> Message:
-    id, name = message.get("tool_call_id"), message.get("name")
+    id, name = _id(message.get("tool_call_id")), message.get("name")
     if id in calls and id is not None:
         sender = calls[id]
     elif name is not None:
@@ -100,9 +112,22 @@ def _result(message: Mapping[str, Any], calls: Mapping[str | None, str]) -> Mess
     if isinstance(content, str | list | None):
         text = _text(message)
     else:
-        text = json.dumps(content, ensure_ascii=False)
+        text = _json("content", content)
     channel = message.get("channel") or _address(sender)[1]
     return Message("tool", text, channel, message.get("recipient") or "assistant", name=sender)
+
+
+def _id(given: Any) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise ValueError(f"the id of a tool call is a string; got {given!r:.80}.")
+    return given
+
+
+def _json(field: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{field} must be a string or JSON values: {error}.") from None
 
 
 def _address(name: Any) -> tuple[str, str, str]:

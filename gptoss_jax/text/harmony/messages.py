@@ -105,5 +105,6 @@ class Message:
             )
         for field in ("channel", "recipient", "content_type", "name"):
             value = getattr(self, field)
-            if value is not None and value.split() != [value]:
+            word = isinstance(value, str) and value.split() == [value]
+            if value is not None and not word:
                 raise ValueError(f"{field} is a word without white space; got {value!r}.")

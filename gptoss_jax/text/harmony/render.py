@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from gptoss_jax.text.harmony.builtin import BUILTIN
-from gptoss_jax.text.harmony.chat import translate
+from gptoss_jax.text.harmony.chat import listed, translate
 from gptoss_jax.text.harmony.messages import (
     IDENTITY,
     KNOWLEDGE_CUTOFF,
@@ -51,7 +51,8 @@ def render(
     Raises ValueError for messages that cannot be written, and where tools would have to be put
     into a system or developer `Message` whose content is plain text.
     """
-    tools = tuple(tools)
+    tools = listed("tools", tools)
+    response_formats = listed("response_formats", response_formats)
     system = System(
         identity=identity, knowledge_cutoff=knowledge_cutoff, date=date, reasoning=reasoning
     )
@@ -90,7 +91,8 @@ def render_training(
     analysis and ending in `<|end|>`; turns="last" learns the last turn alone, exactly what is
     sampled.
     """
-    tools = tuple(tools)
+    tools = listed("tools", tools)
+    response_formats = listed("response_formats", response_formats)
     system = System(
         identity=identity, knowledge_cutoff=knowledge_cutoff, date=date, reasoning=reasoning
     )

@@ -6,7 +6,7 @@ because the models have seen these and no others.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gptoss_jax.text.harmony.messages import Namespace
@@ -40,12 +40,19 @@ def typescript(schema: Any, indent: str = "") -> str:
 def tools_section(namespaces: Sequence[Namespace]) -> str:
     """The `# Tools` section: namespaces in order of their names."""
     ordered = sorted(namespaces, key=lambda namespace: namespace.name)
-    return "\n\n".join(["# Tools", *map(_namespace, ordered)])
+    return _joined(["# Tools"], _namespace, ordered)
 
 
 def formats_section(formats: Sequence[Mapping[str, Any]]) -> str:
     """The `# Response Formats` section, with each schema as compact JSON."""
-    return "\n\n".join(["# Response Formats", *map(_format, formats)])
+    return _joined(["# Response Formats"], _format, formats)
+
+
+def _joined(head: list[str], describe: Callable[[Any], str], described: Sequence[Any]) -> str:
+    try:
+        return "\n\n".join([*head, *map(describe, described)])
+    except RecursionError:
+        raise ValueError("a schema is nested a thousand levels deep, or in a circle.") from None
 
 
 def compact_json(value: Any) -> str:
@@ -62,7 +69,7 @@ def compact_json(value: Any) -> str:
             return "{" + ",".join(items) + "}"
         case Sequence():
             return "[" + ",".join(map(compact_json, value)) + "]"
-    raise ValueError(f"a JSON schema holds JSON values only; got {value!r}.")
+    raise ValueError(f"a JSON schema holds JSON values only; got {value!r:.80}.")
 
 
 def _float(value: float) -> str:
@@ -179,6 +186,8 @@ def _lines(text: str | None) -> list[str]:
     """Lines as Rust sees them: separated by line feeds alone, a last empty one not counted."""
     if not text:
         return []
+    if not isinstance(text, str):
+        raise ValueError(f"a description is text; got {text!r:.80}.")
     lines = text.removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines]
 
@@ -194,9 +203,10 @@ def _namespace(namespace: Namespace) -> str:
 
 
 def _function(tool: Mapping[str, Any]) -> str:
-    tool = tool["function"] if tool.get("type") == "function" and "function" in tool else tool
-    if not _is_str(tool.get("name")):
-        raise ValueError(f"a function tool needs a name; got {dict(tool)!r}.")
+    if isinstance(tool, Mapping) and tool.get("type") == "function" and "function" in tool:
+        tool = tool["function"]
+    if not isinstance(tool, Mapping) or not _is_str(tool.get("name")):
+        raise ValueError(f"a function tool needs a name; got {tool!r:.80}.")
     parameters = tool.get("parameters")
     argument = "" if parameters is None else f"_: {typescript(parameters)}"
     comments = [f"// {line}" for line in _lines(tool.get("description"))]
@@ -204,9 +214,10 @@ def _function(tool: Mapping[str, Any]) -> str:
 
 
 def _format(described: Mapping[str, Any]) -> str:
-    described = described.get("json_schema", described)
-    if not _is_str(described.get("name")) or "schema" not in described:
-        raise ValueError(f"a response format needs a name and a schema; got {dict(described)!r}.")
+    inner = described.get("json_schema", described) if isinstance(described, Mapping) else None
+    if not isinstance(inner, Mapping) or not _is_str(inner.get("name")) or "schema" not in inner:
+        raise ValueError(f"a response format needs a name and a schema; got {described!r:.80}.")
+    described = inner
     comments = [f"// {line}" for line in _lines(described.get("description"))]
     body = "\n".join([*comments, compact_json(described["schema"])])
     return f"## {described['name']}\n\n{body}"
