@@ -170,7 +170,7 @@ def main(argv: list[str] | None = None) -> None:
         else:
             parts = {}
             for kernel in row["kernels"]:
-                for name in ("experts_gate_up", "experts_down", "experts_combine", "gather"):
+                for name in ("experts_gate_up", "experts_down", "experts_combine", "experts_sort"):
                     if name in kernel["name"]:
                         parts[name] = round(parts.get(name, 0) + kernel["us"], 1)
             print(

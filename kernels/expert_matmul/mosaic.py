@@ -15,6 +15,8 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
 
 from .. import device
 from ..mxfp4.fragments import DEPTH, ROWS
@@ -204,6 +206,50 @@ def tiles_of(expert_G: Array, experts: int, widest: int, count: int) -> tuple[Ar
     return expert_T, start_T, size_T
 
 
+def sorted_rows(
+    x_ND: Array,
+    row_S: Array,
+    size_G: Array,
+    chosen: int,
+    group: int,
+    spare: int,
+    *,
+    interpret: bool,
+) -> Array:
+    """[G * group + spare, D]: x of the token of each slot in use; other slots are not written.
+
+    XLA's gather would fill every slot, and a slot that holds no row has garbage for its row.
+    """
+    embed = x_ND.shape[1]
+    slots = size_G.shape[0] * group
+    width = min(1024, pl.next_power_of_2(embed))
+
+    def body(x_ref, row_ref, size_ref, out_ref):
+        first = pl.program_id(0) * ALIGN
+        col_C = pl.program_id(1) * width + jnp.arange(width)
+        size = size_ref[jax.lax.div(first, group)] - jax.lax.rem(first, group)
+
+        @pl.when(size > 0)
+        def _():
+            place_R = jnp.arange(ALIGN)
+            row_R = plt.load(row_ref.at[first + place_R], mask=place_R < size, other=0)
+            token_R = jax.lax.div(row_R, jnp.full_like(row_R, chosen))
+            live = (place_R < size)[:, None] & (col_C < embed)[None, :]
+            zero = jnp.zeros((), x_ref.dtype)
+            x = plt.load(x_ref.at[token_R[:, None], col_C[None, :]], mask=live, other=zero)
+            plt.store(out_ref.at[first + place_R[:, None], col_C[None, :]], x, mask=live)
+
+    return grouped.call(
+        body,
+        name="experts_sort",
+        grid=(slots // ALIGN, pl.cdiv(embed, width)),
+        out_shape=jax.ShapeDtypeStruct((slots + spare, embed), x_ND.dtype),
+        warps=4,
+        stages=2,
+        interpret=interpret,
+    )(x_ND, row_S, size_G)
+
+
 # A jit of its own: a model of 24 layers then traces the kernels once.
 @functools.partial(
     jax.jit, static_argnames=("limit", "alpha", "out_dtype", "plan", "processors", "interpret")
@@ -236,9 +282,8 @@ def _layer(
         tiles = tiles_of(expert_G, experts.count, widest, most)
     else:
         tiles = expert_G, jnp.arange(groups, dtype=jnp.int32) * (widest // ALIGN), size_G
-    # Slots that hold no row have garbage in row_S; what is computed from them is never read.
-    token_S = jnp.clip(row_S[: groups * group] // chosen, 0, x_ND.shape[0] - 1)
-    x_SD = x_ND[jnp.pad(token_S, (0, widest if plan.even else 0))]
+    spare = widest if plan.even else 0
+    x_SD = sorted_rows(x_ND, row_S, size_G, chosen, group, spare, interpret=interpret)
     common = dict(
         widths=plan.widths,
         wide=experts.layout == "mosaic_wide",
