@@ -62,7 +62,8 @@ class Attention(nnx.Module):
             norm.scale_D[...],
             mesh=mesh,
         )
-        how = dict(window=self.window, backend=backend)
+        # Only the experts have a Mosaic form.
+        how = dict(window=self.window, backend=None if backend == "mosaic" else backend)
         sinks_KG = self.sinks_KG[...]
         if past is not None and T == 1:
             out_BKGH, *kept = sharding.shard_step(

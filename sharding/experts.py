@@ -43,7 +43,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from gptoss_jax.kernels.expert_matmul import ExpertWeights
 from gptoss_jax.sharding.mesh import AXES, axis_sizes
-from gptoss_jax.sharding.rules import expert_specs, ffn_axis
+from gptoss_jax.sharding.rules import expert_specs
 
 Dispatch = Literal["auto", "all_reduce", "all_to_all"]
 # (x_ND, ids_NX, weights_NX, experts) -> float32 [N, D] on one device; ids outside [0, e) skipped.
@@ -257,7 +257,9 @@ def _specs(experts: ExpertWeights, mesh: Mesh) -> tuple[ExpertWeights, bool]:
             f"mesh axis expert={sizes['expert']} does not divide the {experts.count} experts."
         )
     specs = expert_specs(experts.layout, experts.ffn, mesh)
-    cut = sizes["tensor"] > 1 and ffn_axis(experts.ffn, mesh) is not None
+    # Read from the specs themselves: a layout that cannot be cut is whole on every device.
+    named = {axis for spec in specs.values() for axis in jax.tree.leaves(tuple(spec))}
+    cut = sizes["tensor"] > 1 and "tensor" in named
     return ExpertWeights(layout=experts.layout, **specs), cut
 
 

@@ -81,8 +81,8 @@ def load(
 
 def _opened(path, experts: str | None, backend: str | None) -> Checkpoint:
     found = open_checkpoint(path).require()
-    if not found.packed and (experts == "packed" or backend == "triton"):
-        wanted = "kept packed" if experts == "packed" else "read by backend 'triton'"
+    if not found.packed and (experts == "packed" or backend in ("triton", "mosaic")):
+        wanted = "kept packed" if experts == "packed" else f"read by backend {backend!r}"
         raise CheckpointError(
             found.folder,
             [

@@ -22,13 +22,13 @@ def check_backend(
         on_cpu = mesh is not None and mesh.devices.flat[0].platform == "cpu"
         packed_kernels = layout != "checkpoint" and dtype == jnp.bfloat16 and not on_cpu
         return "triton" if packed_kernels else "xla"
-    if backend == "triton" and dtype != jnp.bfloat16:
+    if backend in ("triton", "mosaic") and dtype != jnp.bfloat16:
         raise NotImplementedError(
-            f"backend 'triton' computes in bfloat16, not {dtype}. Use backend='xla'."
+            f"backend {backend!r} computes in bfloat16, not {dtype}. Use backend='xla'."
         )
-    if backend == "triton" and experts == "dense":
+    if backend in ("triton", "mosaic") and experts == "dense":
         raise NotImplementedError(
-            "backend 'triton' reads packed experts, not dense ones. Use backend='xla'."
+            f"backend {backend!r} reads packed experts, not dense ones. Use backend='xla'."
         )
     return backend
 

@@ -8,11 +8,12 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from .. import device
 from ..routing import top_k
-from . import ragged, reference, triton, xla
+from . import mosaic, ragged, reference, triton, xla
 from .swiglu import swiglu
 from .weights import AXES, ExpertWeights, Layout
 
-Backend = Literal["reference", "xla", "ragged", "triton"]
+Backend = Literal["reference", "xla", "ragged", "triton", "mosaic"]
+_FORMS = {"reference": reference, "xla": xla, "ragged": ragged, "triton": triton, "mosaic": mosaic}
 
 __all__ = [
     "AXES",
@@ -45,16 +46,17 @@ def expert_matmul(
 
     backend: "reference" the definition; "xla" chosen rows only, any layout, any device; "ragged"
     dense weights, differentiable, for training many experts; "triton" layouts "triton" and
-    "triton_wide", bfloat16, an NVIDIA GPU. None takes "triton" where all of that holds, else "xla".
+    "triton_wide", bfloat16, an NVIDIA GPU; "mosaic" layouts "mosaic" and "mosaic_wide", bfloat16, a
+    Hopper and jax 0.11. None takes the one whose layout the experts have, where all of that holds,
+    else "xla"; which layout a model has is `layout_for`'s choice, and that is not "mosaic" before
+    it has been measured.
 
     Raises:
         ValueError: for shapes that do not belong together, an unknown backend, or a layout that
             the backend does not read.
-        NotImplementedError: for "triton" on another device or in another dtype.
+        NotImplementedError: for "triton" or "mosaic" on another device or in another dtype.
     """
-    form = {"reference": reference, "xla": xla, "ragged": ragged, "triton": triton}[
-        _checked(x_ND, experts, backend)
-    ]
+    form = _FORMS[_checked(x_ND, experts, backend)]
     out_dtype = jnp.dtype(out_dtype or x_ND.dtype)
     return form.expert_matmul(
         x_ND, ids_NX, weights_NX, experts, limit=limit, alpha=alpha, out_dtype=out_dtype
@@ -89,11 +91,15 @@ def mixture(
             f"{chosen} of {logits_NE.shape[1]} logits."
         )
     how = dict(limit=limit, alpha=alpha)
-    if _checked(x_ND, experts, backend) == "triton":
+    runs = _checked(x_ND, experts, backend)
+    if runs == "triton":
         given = (x_ND, logits_NE, live_N, experts, residual_ND)
         return triton.mixture(*given, chosen=chosen, **how)
     ids_NX, weights_NX = top_k(logits_NE, chosen)
     ids_NX = jnp.where(live_N[:, None], ids_NX, -1)
+    if runs == "mosaic":
+        how |= dict(residual_ND=residual_ND, out_dtype=residual_ND.dtype)
+        return mosaic.expert_matmul(x_ND, ids_NX, weights_NX, experts, **how)
     how |= dict(backend=backend, out_dtype=jnp.float32)
     sum_ND = expert_matmul(x_ND, ids_NX, weights_NX, experts, **how)
     return (residual_ND.astype(jnp.float32) + sum_ND).astype(residual_ND.dtype)
@@ -104,29 +110,30 @@ def _checked(x_ND: Array, experts: ExpertWeights, backend: str | None) -> str:
     experts.check()
     if x_ND.shape[1] != experts.embed:
         raise ValueError(f"x has width {x_ND.shape[1]}, the experts {experts.embed}.")
-    packed_for_triton = experts.layout.startswith("triton")
+    packed_for = experts.layout.removesuffix("_wide")
     if backend is None:
-        fits = packed_for_triton and x_ND.dtype == jnp.bfloat16 and device.nvidia()
-        backend = "triton" if fits else "xla"
+        fits = x_ND.dtype == jnp.bfloat16 and device.nvidia()
+        backend = packed_for if fits and packed_for in ("triton", "mosaic") else "xla"
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {get_args(Backend)}; got {backend!r}.")
     if backend == "ragged" and experts.layout != "dense":
         raise ValueError("backend 'ragged' reads dense weights; use experts.dense() or 'xla'.")
-    if backend == "triton":
-        device.require_nvidia("backend 'triton'")
-        if not packed_for_triton:
+    if backend in ("triton", "mosaic"):
+        layout_for(backend)  # raises where it cannot run
+        if packed_for != backend:
             raise ValueError(
-                f"backend 'triton' reads layout 'triton', not {experts.layout!r}; "
-                "use experts.to_layout(layout_for('triton', experts)) or backend='xla'."
+                f"backend {backend!r} reads layout {backend!r}, not {experts.layout!r}; "
+                f"use experts.to_layout(layout_for({backend!r}, experts)) or backend='xla'."
             )
     return backend
 
 
 def layout_for(backend: str | None = None, experts: ExpertWeights | None = None) -> str:
-    """The packed layout that a backend reads fastest: "checkpoint", "triton" or "triton_wide".
+    """The packed layout that a backend reads fastest: "checkpoint", or "triton" or "mosaic", with
+    "_wide" where a scale byte is above 128.
 
     backend None chooses for the device at hand. experts, in layout "checkpoint", are looked at for
-    scale bytes above 128, which only "triton_wide" holds; None trusts that there are none.
+    such bytes; None trusts that there are none.
 
     Raises:
         NotImplementedError: for a backend that cannot run here.
@@ -134,11 +141,11 @@ def layout_for(backend: str | None = None, experts: ExpertWeights | None = None)
     """
     if backend is None:
         backend = "triton" if device.nvidia() else "xla"
-    if backend == "triton":
-        device.require_nvidia("backend 'triton'")
-        return "triton_wide" if experts is not None and experts.needs_wide() else "triton"
-    if backend == "mosaic":
-        raise NotImplementedError("there is no Mosaic GPU form yet. Use backend='triton'.")
+    if backend in ("triton", "mosaic"):
+        if backend == "mosaic":
+            mosaic.require()
+        device.require_nvidia(f"backend {backend!r}")
+        return f"{backend}_wide" if experts is not None and experts.needs_wide() else backend
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {get_args(Backend)}; got {backend!r}.")
     return "checkpoint"

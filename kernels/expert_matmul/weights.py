@@ -10,8 +10,9 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..mxfp4 import BLOCK, decode, from_lanes, has_wide_scales, to_lanes
+from ..mxfp4.fragments import DEPTH, ROWS, from_fragments, to_fragments
 
-Layout = Literal["dense", "checkpoint", "triton", "triton_wide"]
+Layout = Literal["dense", "checkpoint", "triton", "triton_wide", "mosaic", "mosaic_wide"]
 
 _LANES = {
     "gate_up_bias": ("experts", "gate_up"),
@@ -20,6 +21,14 @@ _LANES = {
     "gate_up_scales": ("experts", None, "gate_up"),
     "down_blocks": ("experts", None, "ffn", None, None),
     "down_scales": ("experts", "ffn", None),
+}
+_FRAGMENTS = {
+    "gate_up_bias": ("experts", None),
+    "down_bias": ("experts", "embed"),
+    "gate_up_blocks": ("experts", None, None, None, None),
+    "gate_up_scales": ("experts", None, None, None),
+    "down_blocks": ("experts", None, None, None, None),
+    "down_scales": ("experts", None, None, None),
 }
 # What a mesh may cut: per leaf, the logical name of each axis. "gate_up" is rows of gate_up and
 # "ffn" the input of down; equal cuts of both in whole blocks of 32 ffn values belong together.
@@ -40,6 +49,9 @@ AXES: dict[str, dict[str, tuple[str | None, ...]]] = {
     },
     "triton": _LANES,
     "triton_wide": _LANES,
+    # Tiles of 64 rows and columns: a tensor axis, which cuts in blocks of 32, cannot cut them.
+    "mosaic": _FRAGMENTS,
+    "mosaic_wide": _FRAGMENTS,
 }
 
 
@@ -69,6 +81,9 @@ class ExpertWeights:
                  [E, D/32, F], down_blocks uint16 [E, 2, F/32, 8, D/2], down_scales [E, F/32, D/2]
     triton_wide: the same arrays, some scale byte of which is above 128: exact, one multiplication
                  a weight slower
+    mosaic:      the tiles of mxfp4.fragments: gate_up_blocks uint32 [E, P/64, D/64, 4, 128],
+                 gate_up_scales uint32 [E, P/64, D/64, 32], down_* with D and F in place of P and D
+    mosaic_wide: to mosaic as triton_wide to triton
     and always   gate_up_bias [E, P], down_bias [E, D]
 
     P = 2 F; row 2i of gate_up is gate i and row 2i + 1 is up i, in the bias of every layout too.
@@ -122,7 +137,7 @@ class ExpertWeights:
         blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
         blocks, scales = blocks[expert], scales[expert]
         if self.layout != "checkpoint":
-            blocks, scales = _from_lanes(name, blocks, scales)
+            blocks, scales = _unpacked(self.layout, name, blocks, scales)
         exact = dtype if dtype in (jnp.bfloat16, jnp.float32) else jnp.float32
         return decode(blocks, scales, exact)
 
@@ -142,9 +157,9 @@ class ExpertWeights:
         """The same experts in another packed layout, bit for bit; can be traced.
 
         Raises:
-            ValueError: to or from "dense", which holds other values than the checkpoint's, and
-                for "triton" where a scale byte is above 128 (not seen under a trace: ask
-                `layout_for` before).
+            ValueError: to or from "dense", which holds other values than the checkpoint's; for
+                "triton" and "mosaic" where a scale byte is above 128 (not seen under a trace: ask
+                `layout_for` before); for "mosaic" where D or F is no multiple of 64.
         """
         if layout == self.layout:
             return self
@@ -156,16 +171,20 @@ class ExpertWeights:
             packed = {}
             for name in ("gate_up", "down"):
                 blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
-                blocks, scales = _from_lanes(name, blocks, scales)
+                blocks, scales = _unpacked(self.layout, name, blocks, scales)
                 packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
             plain = dataclasses.replace(self, layout="checkpoint", **packed)
             return plain.to_layout(layout)
-        if layout == "triton" and not isinstance(self.down_scales, jax.core.Tracer):
+        if not layout.endswith("_wide") and not isinstance(self.down_scales, jax.core.Tracer):
             if self.needs_wide():
-                raise ValueError("a scale byte is above 128: layout 'triton_wide' is for those.")
+                raise ValueError(f"a scale byte is above 128: layout '{layout}_wide' is for those.")
         packed = {}
         for name in ("gate_up", "down"):
             blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
+            if layout.startswith("mosaic"):
+                words, scales = to_fragments(blocks, scales)
+                packed |= {f"{name}_blocks": words, f"{name}_scales": scales}
+                continue
             if name == "gate_up":  # rows g0 u0 g1 u1 ... to g0 g1 ... u0 u1 ...
                 blocks = jnp.concatenate([blocks[:, 0::2], blocks[:, 1::2]], axis=1)
                 scales = jnp.concatenate([scales[:, 0::2], scales[:, 1::2]], axis=1)
@@ -180,6 +199,13 @@ class ExpertWeights:
     def needs_wide(self) -> bool:
         """Whether a scale byte is above 128. Reads the values; layout checkpoint only."""
         return has_wide_scales(self.gate_up_scales) or has_wide_scales(self.down_scales)
+
+
+def _unpacked(layout: str, name: str, blocks: Array, scales: Array) -> tuple[Array, Array]:
+    """The checkpoint's bytes of one matrix from any other packed layout."""
+    if layout.startswith("mosaic"):
+        return from_fragments(blocks, scales)
+    return _from_lanes(name, blocks, scales)
 
 
 def _from_lanes(name: str, lanes: Array, pairs: Array) -> tuple[Array, Array]:
@@ -204,6 +230,14 @@ def _shapes(layout: str, count: int, embed: int, ffn: int) -> dict[str, tuple[in
             "gate_up_scales": (count, 2 * ffn, embed // BLOCK),
             "down_blocks": (count, embed, ffn // BLOCK, BLOCK // 2),
             "down_scales": (count, embed, ffn // BLOCK),
+        }
+    if layout.startswith("mosaic"):
+        gate_up, down = (2 * ffn // ROWS, embed // DEPTH), (embed // ROWS, ffn // DEPTH)
+        return {
+            "gate_up_blocks": (count, *gate_up, 4, 128),
+            "gate_up_scales": (count, *gate_up, 32),
+            "down_blocks": (count, *down, 4, 128),
+            "down_scales": (count, *down, 32),
         }
     return {
         "gate_up_blocks": (count, 2, embed // BLOCK, 8, ffn),

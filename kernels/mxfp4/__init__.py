@@ -6,7 +6,8 @@ sign << 3 | index into MAGNITUDES:
 
     decode(blocks, scales)[..., 32 i + j] == value(nibble j of block i) * 2**(scales[..., i] - 127)
 
-`lanes` holds the layout of the GPU kernels, with an exact inverse; `in_kernel` decodes it.
+`lanes` and `fragments` hold the layouts of the Triton and the Mosaic kernels, with exact inverses;
+`in_kernel` decodes lanes.
 """
 
 from .codec import BLOCK, MAGNITUDES, decode, encode

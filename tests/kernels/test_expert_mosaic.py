@@ -146,6 +146,21 @@ def test_tiles_cover_every_slot_once_in_equal_parts(widest):
             assert len(sizes) == 0 or sizes.min() + 8 * len(sizes) > sizes.max()
 
 
+@pytest.mark.parametrize("group, spare", [(8, 16), (32, 0)])
+def test_slots_in_use_hold_their_tokens_and_others_are_not_written(group, spare):
+    x, ids, _ = random_rows(5, 37)
+    tiles = make_tiles(ids, 5, group)
+    used_S = np.asarray(tiles.row_TR).reshape(-1)
+    garbage_S = jnp.where(used_S >= 0, used_S, 2**30)
+    size_G = jnp.asarray((used_S.reshape(-1, group) >= 0).sum(1), jnp.int32)
+    got = mosaic.sorted_rows(x, garbage_S, size_G, 4, group, spare, interpret=True)
+    got = np.asarray(got).astype(np.float32)
+    assert got.shape == (used_S.size + spare, 160)
+    want = np.asarray(x).astype(np.float32)[used_S // 4]
+    np.testing.assert_array_equal(got[: used_S.size][used_S >= 0], want[used_S >= 0])
+    assert np.isnan(got[: used_S.size][used_S < 0]).all() and np.isnan(got[used_S.size :]).all()
+
+
 def test_plans_fit_into_shared_memory_and_registers():
     for experts in (32, 128):
         for tokens in (1, 32, 512, 2048, 8192):
@@ -174,3 +189,17 @@ def test_it_is_refused_where_it_cannot_run():
         mosaic.expert_matmul(
             x, ids, weights, experts, limit=LIMIT, alpha=ALPHA, out_dtype=jnp.dtype(jnp.float32)
         )
+
+
+def test_the_layout_turns_into_the_others_and_back():
+    stored = random_experts(12, embed=128, ffn=64)
+    packed = jax.jit(lambda e: e.to_layout("mosaic"))(stored)
+    packed.check()
+    for turned in (packed.to_checkpoint(), packed.to_layout("triton").to_checkpoint()):
+        for name, leaf in stored.leaves().items():
+            np.testing.assert_array_equal(getattr(turned, name), leaf)
+    for name in ("gate_up", "down"):
+        want = stored.matrix(name, 3, jnp.float32)
+        np.testing.assert_array_equal(packed.matrix(name, 3, jnp.float32), want)
+    with pytest.raises(ValueError, match="mosaic_wide"):
+        random_experts(13, embed=128, ffn=64, low=129, high=130).to_layout("mosaic")
