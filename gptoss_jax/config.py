@@ -1,7 +1,7 @@
 """What a checkpoint fixes. How to run (mesh, dtype, backend, batch) is an argument elsewhere."""
 
 import dataclasses
-import math
+import sys
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,8 @@ class Config:
             yield f"head_width must be even, rotary turns pairs; got {self.head_width}"
         if self.swiglu_limit is not None and not self.swiglu_limit > 0:
             yield f"swiglu_limit must be above 0, or None for no clamp; got {self.swiglu_limit!r}"
+        if self.rope_theta <= 1:
+            yield f"rope_theta must be above 1, channels turn ever slower; got {self.rope_theta!r}"
         if self.rope_factor < 1:
             yield f"rope_factor must be at least 1; got {self.rope_factor!r}"
         if self.rope_beta_fast <= self.rope_beta_slow:
@@ -129,4 +131,5 @@ def _is_whole(value) -> bool:
 
 
 def _is_real(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max  # not NaN, nor 10**400

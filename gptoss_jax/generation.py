@@ -180,7 +180,10 @@ class _Run:
         seeds = range(len(prompts)) if seeds is None else _listed("seeds", seeds)
         if len(seeds) != len(prompts):
             raise ValueError(f"seeds has {len(seeds)} entries for {len(prompts)} prompts.")
-        stops = _checked_stops(model.stop_tokens if stop_tokens is None else stop_tokens)
+        stops = model.stop_tokens if stop_tokens is None else stop_tokens
+        stops = _checked_stops(stops, config.vocab)
+        if not isinstance(sampler, Sampler):
+            raise ValueError(f"sampler must be a gptoss_jax.Sampler; got {sampler!r:.60}.")
 
         self.plan = sampler.plan(text_vocab=model.text_vocab, logprobs=logprobs, top=top)
         self.request = Request(
@@ -260,16 +263,23 @@ def _checked_prompts(prompts, vocab: int) -> list[np.ndarray]:
         raise ValueError("prompts is empty: there is nothing to continue.")
     checked = []
     for row, prompt in enumerate(prompts):
-        if isinstance(prompt, (str, bytes)) or np.ndim(prompt) != 1:
+        try:
+            ids = np.asarray(prompt)
+        except ValueError:  # lists of several lengths
+            ids = np.empty(())
+        if isinstance(prompt, (str, bytes)) or ids.ndim != 1:
             raise ValueError(
                 f"prompts[{row}] must be a sequence of token ids; got {prompt!r:.60}. "
                 "One prompt alone is [prompt]; text goes through Tokenizer.encode."
             )
-        ids = np.asarray(prompt)
         if ids.size == 0:
             raise ValueError(f"prompts[{row}] is empty: give at least one token.")
         if not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(f"prompts[{row}] must hold whole numbers; got dtype {ids.dtype}.")
+        if isinstance(prompt, (list, tuple)) and any(isinstance(i, bool) for i in prompt):
+            raise ValueError(
+                f"prompts[{row}] must hold whole numbers; True or False is among them."
+            )
         if ((ids < 0) | (ids >= vocab)).any():
             where = int(np.flatnonzero((ids < 0) | (ids >= vocab))[0])
             raise ValueError(
@@ -303,9 +313,10 @@ def _listed(name: str, values) -> list:
     return list(values)
 
 
-def _checked_stops(stop_tokens) -> np.ndarray:
+def _checked_stops(stop_tokens, vocab: int) -> np.ndarray:
+    """Those that can be drawn, int32."""
     stops = _listed("stop_tokens", stop_tokens)
     whole = [isinstance(t, (int, np.integer)) and not isinstance(t, bool) and t >= 0 for t in stops]
     if not all(whole):
         raise ValueError(f"stop_tokens must be token ids, None or (); got {stop_tokens!r}.")
-    return np.array(sorted(set(stops)), np.int32)
+    return np.array(sorted({t for t in stops if t < vocab}), np.int32)

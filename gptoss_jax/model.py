@@ -181,7 +181,10 @@ class Step:
 def checked_tokens(tokens, config: Config) -> Int[Array, "B T"]:
     """int32 [B, T]; raises ValueError for another rank, for no tokens, and for unknown ids."""
     if not isinstance(tokens, jax.Array):
-        tokens = np.asarray(tokens)
+        try:
+            tokens = np.asarray(tokens)
+        except ValueError:
+            raise ValueError("tokens must be of shape [batch, time]; rows differ.") from None
     if tokens.ndim != 2 or 0 in tokens.shape or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(
             f"tokens must be whole numbers of shape [batch, time]; got {tokens.dtype} "

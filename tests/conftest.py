@@ -15,6 +15,7 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax  # noqa: E402
+import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
 # Imported before the hook: these report wrong types themselves, and tests look at how.
@@ -40,3 +41,11 @@ def pytest_collection_modifyitems(items):
                 on_gpu = jax.default_backend() == "gpu"
             if not on_gpu:
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture
+def annotations_unchecked():
+    """What a user meets: annotations are checked in our tests alone."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

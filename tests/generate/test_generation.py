@@ -141,6 +141,10 @@ def test_a_prompt_beyond_the_context_is_refused_before_any_work(model, monkeypat
         ([[1, 53]], r"prompts\[0\]\[1\] = 53 .*0..52"),
         ([[-1]], r"-1 is no token id"),
         ([[1.5]], "whole numbers"),
+        ([[True, False]], "whole numbers"),
+        ([[1, True]], r"prompts\[0\] .* True or False"),
+        ([[2**70]], "whole numbers"),
+        ([[[1], [1, 2]]], r"prompts\[0\] must be a sequence"),
         ([[[1]]], r"prompts\[0\] must be a sequence"),
         (7, "sequence of sequences"),
     ],
@@ -161,9 +165,13 @@ def test_prompts_that_are_none_are_named(model, prompts, words):
         ({"stop_tokens": "stop"}, "stop_tokens"),
         ({"stop_tokens": [1.5]}, "stop_tokens"),
         ({"top_logprobs": 54}, "top_logprobs"),
+        ({"sampler": None}, "sampler must be"),
+        ({"sampler": {"temperature": 0}}, "sampler must be"),
+        ({"max_new_tokens": True}, "max_new_tokens"),
+        ({"max_new_tokens": 10**30}, "context of 128"),
     ],
 )
-def test_arguments_out_of_range_are_named(model, keywords, words):
+def test_arguments_out_of_range_are_named(model, annotations_unchecked, keywords, words):
     with pytest.raises(ValueError, match=words):
         run(model, [[1]], **keywords)
     keywords = {"max_new_tokens": 1} | keywords

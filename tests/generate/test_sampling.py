@@ -62,6 +62,18 @@ def test_min_p_is_relative_to_the_most_probable():
     assert drawable([0.5, 0.26, 0.24], Sampler(min_p=0.5)) == {0, 1}
 
 
+def test_the_whole_of_min_p_keeps_the_most_probable_alone():
+    assert drawable([0.2, 0.4, 0.4], Sampler(min_p=1.0)) == {1, 2}
+
+
+def test_top_p_that_a_sum_reaches_exactly():
+    """Tenths, whose sums in float32 fall on either side; and half a thousandth more is one more."""
+    rows = np.zeros((300, 10))
+    for k in range(1, 10):
+        assert int(draw(rows, Sampler(top_p=k / 10)).token_B.max()) == k - 1
+    assert drawable([0.5, 0.4, 0.1], Sampler(top_p=0.5005)) == {0, 1}
+
+
 def test_temperature_comes_before_the_filters():
     # At temperature 2, {.64, .36} turns into {.571, .429}.
     assert drawable([0.64, 0.36], Sampler(top_p=0.6)) == {0}

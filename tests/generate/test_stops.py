@@ -58,6 +58,7 @@ def test_each_row_stops_on_its_own_stop_token_which_is_left_out(chain):
         ({2}, [], "stop"),
         (range(30, 48), [2, 3, RETURN, 5, 5, 5], "length"),
         (np.array([RETURN]), [2, 3], "stop"),
+        ([V, 2**31, 10**30], [2, 3, RETURN, 5, 5, 5], "length"),  # which no model draws
     ],
 )
 def test_stop_tokens_given_replace_the_models(chain, stop_tokens, tokens, reason):

@@ -2,7 +2,6 @@
 
 import os
 
-import jaxtyping
 import o200k as published
 import pytest
 import tokenizers
@@ -52,11 +51,3 @@ def tokenizer(request):
 @pytest.fixture(scope="session")
 def make_bytes_only():
     return bytes_only
-
-
-@pytest.fixture
-def annotations_unchecked():
-    """What a user meets: annotations are checked in our tests alone."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
