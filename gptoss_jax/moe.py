@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from . import sharding
 from .config import Config
-from .kernels.expert_matmul import ExpertWeights, expert_matmul
+from .kernels.expert_matmul import ExpertWeights, expert_matmul, mixture
 from .kernels.linear import norm_router
 from .kernels.mxfp4 import BLOCK
 from .kernels.routing import top_k
@@ -112,20 +112,24 @@ class MoE(nnx.Module):
         live: padding (False) is sent to no expert: its ids are -1, and nothing is added to it.
         """
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+        live_N = live_BT.reshape(-1)
+        how = dict(limit=self.limit, alpha=self.alpha, backend=backend)
+        experts = self.experts.weights()
+        if mesh is None or mesh.size == 1:
+            router = norm.scale_D[...], self.router_ED[...], self.router_bias_E[...]
+            dense = dict(eps=norm.eps, backend=dense_backend(backend))
+            normed_ND, logits_NE = norm_router(x_ND, *router, **dense)
+            how |= dict(chosen=self.chosen)
+            out_ND = mixture(normed_ND, logits_NE, live_N, experts, x_ND, **how)
+            return out_ND.reshape(x_BTD.shape)
         normed_ND, _, ids_NX, weights_NX = self.route(x_ND, norm, backend, mesh)
-        ids_NX = jnp.where(live_BT.reshape(-1, 1), ids_NX, -1)
-        compute = functools.partial(
-            expert_matmul,
-            limit=self.limit,
-            alpha=self.alpha,
-            backend=backend,
-            out_dtype=jnp.float32,  # partial sums over a mesh are rounded once, after the last
-        )
+        # Partial sums over a mesh are rounded once, after the last.
+        compute = functools.partial(expert_matmul, out_dtype=jnp.float32, **how)
         out_ND = sharding.dispatch(
             normed_ND,
-            ids_NX,
+            jnp.where(live_N[:, None], ids_NX, -1),
             weights_NX,
-            self.experts.weights(),
+            experts,
             mesh=mesh,
             compute=compute,
             how=dispatch,

@@ -131,7 +131,7 @@ def router_rows():
                 return router.norm_router(*args, **tiles)[::-1]
 
             forms = {"xla": plain}
-            for per, warps, columns in ((4, 4, 256), (2, 2, 256), (1, 1, 256), (8, 8, 256)):
+            for per, warps, columns in ((4, 4, 256), (1, 4, 1024), (2, 8, 1024), (2, 4, 512)):
                 tiles = dict(rows=per, warps=warps, columns=columns)
                 name = f"{per} experts {warps} warps {columns} columns"
                 forms[name] = functools.partial(kernel, **tiles)

@@ -115,6 +115,7 @@ def test_norm_router(dtype):
     forms = (
         compiled(norm_router, backend="xla"),
         compiled(router.norm_router, rows=4, columns=64),
+        compiled(router.norm_router),
     )
     for how in forms:
         out, logits = how(x, norm, weight, bias)
