@@ -2,7 +2,13 @@
 
 import functools
 import importlib.util
+import json
+import os
 import pathlib
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -111,6 +117,39 @@ def toml(value) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(toml, value))}]"
     return repr(value) if not isinstance(value, str) else f'"{value}"'
+
+
+def lines(folder: pathlib.Path) -> list[dict]:
+    """What a run wrote into its metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: pathlib.Path) -> dict[int, float]:
+    """step -> loss, of a run's folder."""
+    return {line["step"]: line["loss"] for line in lines(folder) if "loss" in line}
+
+
+RUN = "from gptoss_jax.train import run; run({path!r}, progress=False)"
+
+
+def start(config: pathlib.Path, code: str = RUN) -> subprocess.Popen:
+    """A process that runs the config. It shares a GPU with this one."""
+    alone = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return subprocess.Popen([sys.executable, "-c", code.format(path=str(config))], env=alone)
+
+
+def killed(config: pathlib.Path, after: int) -> int:
+    """Runs the config in a process that is killed once it has written `after` lines of metrics;
+    how many were there when it was."""
+    child = start(config)
+    file = config.parent / "run" / "metrics.jsonl"
+    deadline, reached = time.monotonic() + 300, 0
+    while child.poll() is None and time.monotonic() < deadline and reached < after:
+        reached = file.read_text().count("\n") if file.exists() else 0
+        time.sleep(0.002)
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    return reached
 
 
 def counting(n: int, seed=0) -> Documents:

@@ -1,17 +1,13 @@
 """Whole runs: learning, SIGKILL and resume to the bit, NaN, devices, export."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train_cases import SMALL, counting, network, write_run
+from train_cases import SMALL, counting, killed, lines, losses, network, start, write_run
 
 import gptoss_jax as gj
 from gptoss_jax.train import Batches, NotFinite, Settings, Trainer, run
@@ -20,14 +16,6 @@ from gptoss_jax.train.quantise import is_expert_weight, rounded
 from gptoss_jax.train.step import initial
 
 STEPS = 24
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(folder):
-    return {line["step"]: line["loss"] for line in lines(folder) if "loss" in line}
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +48,11 @@ def test_a_run_learns_and_says_so(unbroken):
     assert (folder / "run" / "loss.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def start(config, code="from gptoss_jax.train import run; run({path!r}, progress=False)"):
-    return subprocess.Popen([sys.executable, "-c", code.format(path=str(config))])
-
-
 def test_killed_at_any_step_and_resumed_gives_the_same_bits(unbroken, tmp_path):
     folder, whole = unbroken
     config = write_run(tmp_path, steps=STEPS)
-    reached = 0
     for kill_after in (3, 6):
-        child = start(config)
-        deadline = time.monotonic() + 300
-        while child.poll() is None and time.monotonic() < deadline:
-            file = tmp_path / "run" / "metrics.jsonl"
-            reached = file.read_text().count("\n") if file.exists() else 0
-            if reached >= kill_after:
-                break
-            time.sleep(0.002)
-        os.kill(child.pid, signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
-        assert reached < STEPS
+        assert killed(config, kill_after) < STEPS
     result = run(config, progress=False)
     same_bits(result.params, whole.params)
     assert losses(tmp_path / "run") == losses(folder / "run")
