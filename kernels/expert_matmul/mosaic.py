@@ -67,8 +67,10 @@ def _plan(widths: tuple[int, ...], gate_up=(3,), down=(3,), **other) -> Plan:
     return Plan(widths=widths, **dict(zip(("gate_up", "down"), shapes, strict=True)), **other)
 
 
-# Below 64 rows a tile the decoding of weights, not the tensor core, fills a step.
-FEW, SOME, MANY = (16, 32, 64), (48, 64, 72, 80, 96, 128), (64, 112, 136, 160, 192)
+# Below 64 rows a tile the decoding of weights, not the tensor core, fills a step. Every width costs
+# a second of compiling. Equal parts of many rows are between half and all of the widest.
+FEW, SOME = (16, 32, 64), (64, 72, 88, 128)
+MANY, MOST = (64, 112, 136, 160, 192), (96, 136, 160, 176, 192)
 
 
 def heuristic(tokens: int, chosen: int, experts: int) -> Plan:
@@ -95,14 +97,13 @@ def candidates(tokens: int, chosen: int, experts: int) -> list[Plan]:
             _plan(widths),
             _plan(widths, gate_up=(2,)),
             _plan(widths, gate_up=(2,), down=(2,)),
-            _plan((64, 128), gate_up=(2,)),
         ]
+    widths = MANY if mean <= 512 else MOST
     return [
-        _plan(MANY),
+        _plan(widths),
         _plan((64, 128, 144, 192, 256), gate_up=(2,), down=(2,)),
-        _plan((96, 152, 168, 176, 192)),
         _plan((64, 96, 128)),
-        _plan(MANY, partial="float32"),
+        _plan(widths, partial="float32"),
     ]
 
 
