@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh
 from tolerances import FLOAT32_OP
 
 from gptoss_jax import sharding
+from gptoss_jax.sharding.experts import default_slots
 
 MESHES = {
     "data=2": "dense",
@@ -65,6 +66,41 @@ def test_one_token_and_a_number_that_divides(how, count):
 def test_hidden_rows_that_do_not_divide_stay_whole():
     # 96 = 3 blocks of 32 on tensor=2: each device of tensor has all of them, and one bias each.
     check(on("expert=2,tensor=2", "all_reduce"), 4, moe.make("dense", ffn=moe.F))
+
+
+@pytest.mark.parametrize(
+    "mesh, how, experts, ffn",
+    [
+        ("expert=3", "all_reduce", 6, 128),
+        ("expert=5", "all_to_all", 10, 128),
+        ("data=3,expert=2", "all_to_all", 8, 128),
+        ("data=7", "all_reduce", 8, 128),
+        ("tensor=3", "all_reduce", 8, moe.F),  # 3 blocks of 32, one on each
+    ],
+)
+def test_axes_of_odd_sizes(mesh, how, experts, ffn):
+    check(on(mesh, how, 2), 11, moe.make("dense", experts, ffn))
+
+
+def test_any_devices_in_any_order():
+    # The place on the axis decides, not the device's number.
+    devices = [jax.devices()[i] for i in (6, 1, 7, 2)]
+    experts, (x_ND, weights_NX) = moe.make("dense"), moe.tokens(9)
+    ids_NX = moe.routings(9)["holes"]
+    expected = moe.expected(x_ND, ids_NX, weights_NX, experts)
+    for how in ("all_reduce", "all_to_all"):
+        mesh = sharding.make_mesh(data=2, expert=2, devices=devices)
+        run = functools.partial(sharding.dispatch, mesh=mesh, compute=moe.compute, how=how)
+        out = jax.jit(run)(x_ND, ids_NX, weights_NX, experts)
+        assert out.sharding.device_set == set(devices)
+        assert np.abs(out - expected).max() <= FLOAT32_OP * np.abs(expected).max()
+
+
+def test_slots_that_even_routing_needs():
+    # A quarter above even: one round mostly, and no more memory than that.
+    assert default_slots(100, 4, 8) == 63  # 50 wanted
+    assert default_slots(100, 4, 2) == 100  # each device wanted by nearly all
+    assert default_slots(1, 1, 64) == default_slots(0, 4, 8) == 1
 
 
 def test_slots_change_memory_not_results():
@@ -145,9 +181,11 @@ def test_no_mesh_and_one_device_call_straight_through():
             x_ND, ids_NX, weights_NX, experts, mesh=mesh, compute=moe.compute, how="all_to_all"
         )
         np.testing.assert_array_equal(out, direct)
+    for mesh in (None, sharding.make_mesh(), sharding.make_mesh(data=2, expert=4)):
         nobody = (x_ND[:0], ids_NX[:0], weights_NX[:0])
-        out = sharding.dispatch(*nobody, experts, mesh=mesh, compute=moe.compute)
-        assert out.shape == (0, moe.D)
+        for how in ("all_reduce", "all_to_all"):
+            out = sharding.dispatch(*nobody, experts, mesh=mesh, compute=moe.compute, how=how)
+            assert out.shape == (0, moe.D)
     with pytest.raises(ValueError, match="got 'ring'"):
         on("expert=2", "ring")(x_ND, ids_NX, weights_NX, experts)
 
