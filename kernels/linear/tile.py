@@ -15,6 +15,8 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from ..overlap import let_next_start
+
 
 def linear(
     x_NI: Float[Array, "N I"],
@@ -35,7 +37,9 @@ def linear(
     optional = {"bias": bias_O, "residual": residual_NO}
     given = {name: array for name, array in optional.items() if array is not None}
     return pl.pallas_call(
-        functools.partial(_kernel, names=tuple(given), rows=rows, columns=columns),
+        functools.partial(
+            _kernel, names=tuple(given), rows=rows, columns=columns, interpret=interpret
+        ),
         grid=(pl.cdiv(n_out, rows),),
         out_shape=jax.ShapeDtypeStruct((N, n_out), out_dtype or x_NI.dtype),
         compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
@@ -44,12 +48,12 @@ def linear(
     )(x_NI, weight_OI, *given.values())
 
 
-def _kernel(x_ref, w_ref, *refs, names, rows, columns):
+def _kernel(x_ref, w_ref, *refs, names, rows, columns, interpret):
     *optional, out_ref = refs
     optional = dict(zip(names, optional, strict=True))
     N, n_in = x_ref.shape
     n_out = w_ref.shape[0]
-    o = pl.program_id(0) * rows + jnp.arange(rows)
+    o = let_next_start(pl.program_id(0), interpret=interpret) * rows + jnp.arange(rows)
     o_near = jnp.minimum(o, n_out - 1)
     n = jnp.arange(max(16, pl.next_power_of_2(N)))
     n_near = jnp.minimum(n, N - 1)

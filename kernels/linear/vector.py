@@ -23,6 +23,8 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from ..overlap import let_next_start
+
 
 def linear(
     x_NI: Float[Array, "N I"],
@@ -47,7 +49,13 @@ def linear(
     given = {name: array for name, array in optional.items() if array is not None}
     return pl.pallas_call(
         functools.partial(
-            _kernel, names=tuple(given), rows=rows, together=together, columns=columns, eps=eps
+            _kernel,
+            names=tuple(given),
+            rows=rows,
+            together=together,
+            columns=columns,
+            eps=eps,
+            interpret=interpret,
         ),
         grid=(pl.cdiv(n_out, rows),),
         out_shape=jax.ShapeDtypeStruct((N, n_out), out_dtype or x_NI.dtype),
@@ -57,12 +65,12 @@ def linear(
     )(x_NI, weight_OI, *given.values())
 
 
-def _kernel(x_ref, w_ref, *refs, names, rows, together, columns, eps):
+def _kernel(x_ref, w_ref, *refs, names, rows, together, columns, eps, interpret):
     *optional, out_ref = refs
     optional = dict(zip(names, optional, strict=True))
     N, n_in = x_ref.shape
     n_out = w_ref.shape[0]
-    first = pl.program_id(0) * rows
+    first = let_next_start(pl.program_id(0), interpret=interpret) * rows
 
     def load(ref, row, start):
         """Columns from `start`, of one row or of each of some, as float32 [rows or 1, columns]."""
