@@ -4,14 +4,23 @@ import collections
 import hashlib
 import math
 
+import numpy as np
 import pytest
 from flax import nnx
 from tiny import TINY
 
 from gptoss_jax.checkpoint.export import index_json, plan, shards
 from gptoss_jax.checkpoint.inspect import parameter_counts
-from gptoss_jax.checkpoint.names import LAYOUTS, PACKED, fills
-from gptoss_jax.checkpoint.safetensors_file import header, nbytes
+from gptoss_jax.checkpoint.names import (
+    FUSED_ROWS,
+    LAYOUTS,
+    ONE_PER_EXPERT,
+    PACKED,
+    SAME,
+    TRANSPOSED,
+    fills,
+)
+from gptoss_jax.checkpoint.safetensors_file import LazyTensor, header, nbytes
 from gptoss_jax.config import Config
 from gptoss_jax.model import GptOss
 
@@ -38,6 +47,32 @@ def test_every_tensor_once_and_no_value_lost(layout):
     assert len(names) == len(set(names))
     for f in fills(layout, TINY):
         assert math.prod(f.shape) == sum(math.prod(shape) for _, shape in f.tensors), f.param
+
+
+@pytest.mark.parametrize(
+    "how, shape, tensors",
+    [
+        (SAME, (2, 3, 5), [(6, 5)]),
+        (TRANSPOSED, (4, 3, 5), [(4, 5, 3)]),
+        (FUSED_ROWS, (2, 5, 4, 3), [(24, 3), (8, 3), (8, 3)]),
+        (FUSED_ROWS, (2, 5, 4, 3), [(40, 3)]),
+        (FUSED_ROWS, (2, 5, 4), [(24,), (8,), (8,)]),
+        (ONE_PER_EXPERT, (4, 3, 5), [(3, 5)] * 4),
+    ],
+)
+def test_any_part_that_is_read_is_that_part_of_the_whole(how, shape, tensors):
+    """A mesh asks for slices of any axis; and what is written is what was read."""
+    draw = np.random.default_rng(0)
+    values = [draw.standard_normal(s).astype(np.float32) for s in tensors]
+    lazy = [LazyTensor(str(i), "F32", v, None) for i, v in enumerate(values)]
+    whole = how.read(lazy, shape, (slice(None),) * len(shape))
+    assert whole.shape == shape and len(np.unique(whole)) == whole.size
+    for _ in range(60):
+        ends = [sorted(draw.choice(n + 1, 2, replace=False)) for n in shape]
+        index = tuple(slice(int(a), int(b)) for a, b in ends)
+        np.testing.assert_array_equal(how.read(lazy, shape, index), whole[index])
+    for written, value in zip(how.write(whole, len(values)), values, strict=True):
+        np.testing.assert_array_equal(written.reshape(value.shape), value)
 
 
 @pytest.mark.parametrize(

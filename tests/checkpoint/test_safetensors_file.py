@@ -138,6 +138,14 @@ def test_data_begin_at_a_multiple_of_eight():
     assert {len(header({"n" * n: ("U8", (1,))})[0]) % 8 for n in range(1, 9)} == {0}
 
 
+def test_a_written_file_is_on_the_disk(tmp_path, monkeypatch):
+    """Not in the system's memory alone: an export takes its target's name right afterwards."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+    write_file(tmp_path / "x", {"a": ("U8", (5,))}, lambda name: [np.ones(5, np.uint8)])
+    assert synced == [(tmp_path / "x").stat().st_size]
+
+
 def test_written_files_are_read_by_the_safetensors_library(tmp_path):
     draw = np.random.default_rng(0)
     arrays = {
