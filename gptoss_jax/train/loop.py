@@ -2,8 +2,8 @@
 
 A run is a function of its settings and data alone. Step n's batch depends on n; nothing else is
 random after the initial weights; so a run killed at any step and started again computes the same
-bits as one that was not (on one CPU; on a GPU float sums may be ordered anew on each start, and the
-losses agree to about 1e-3 relative).
+bits as one that was not (on one CPU; on a GPU float sums may be ordered anew on each start, and
+tests/train/test_gpu.py says how far the losses may part).
 """
 
 import collections
@@ -21,7 +21,7 @@ import numpy as np
 import tqdm
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..sharding import make_mesh
+from ..sharding import make_mesh, parameter_sharding
 from ..text import Tokenizer, harmony
 from . import optimizer, picture
 from .checkpoints import Checkpoints
@@ -75,11 +75,15 @@ class Trainer:
         self.about = {"settings": described(settings), "data": fingerprint(documents)}
         self.folder = pathlib.Path(run.folder)
 
-        self.mesh = make_mesh(data=run.data_parallel)
+        self.mesh = make_mesh(data=run.data_parallel, expert=run.expert_parallel)
         self.over_rows = NamedSharding(self.mesh, PartitionSpec("data"))
         self.everywhere = NamedSharding(self.mesh, PartitionSpec())
         self.network = Network.of(
-            settings.model, compute=jnp.dtype(run.compute), row=data.row, remat=run.remat
+            settings.model,
+            compute=jnp.dtype(run.compute),
+            row=data.row,
+            remat=run.remat,
+            mesh=self.mesh if run.expert_parallel > 1 else None,
         )
         self.transformation = optimizer.make(settings.optimizer, run.steps)
         self._step = jax.jit(
@@ -130,7 +134,7 @@ class Trainer:
         # A run that goes on needs the shapes alone; its first weights may be gone.
         start = run.start if checkpoints.latest() is None else None
         state = initial(self.settings.model, run.seed, self.transformation, start)
-        state = jax.device_put(state, self.everywhere)
+        state = jax.device_put(state, self._lies(state))
         step = checkpoints.latest()
         if step is None:
             return state, 0
@@ -142,6 +146,19 @@ class Trainer:
             )
         state, _ = checkpoints.restore(step, state)
         return state, step
+
+    def _lies(self, state):
+        """Where each array of a state is kept: weights and moments of the same name alike."""
+        if self.settings.run.expert_parallel == 1:
+            return self.everywhere
+
+        def lies(path, array):
+            name = path[-1].key if isinstance(path[-1], jax.tree_util.DictKey) else None
+            if name not in self.network.dtypes:
+                return self.everywhere
+            return parameter_sharding(name, self.settings.model, self.mesh, "dense")
+
+        return jax.tree_util.tree_map_with_path(lies, state)
 
     def _train(self, state, first: int, checkpoints: Checkpoints, metrics: "Metrics", bar):
         run = self.settings.run
@@ -244,7 +261,8 @@ def described(settings: Settings) -> dict:
     kept = dataclasses.asdict(settings)
     for name in ("train", "valid", "tokenizer", "valid_batches"):
         del kept["data"][name]
-    free = "folder export export_format checkpoint_every keep valid_every log_every data_parallel"
+    free = "folder export export_format checkpoint_every keep valid_every log_every data_parallel "
+    free += "expert_parallel"
     for name in free.split():
         del kept["run"][name]
     return json.loads(json.dumps(kept))

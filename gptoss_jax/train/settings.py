@@ -46,7 +46,8 @@ class Run:
     remat: bool = True
     quantise_from: int = -1  # step from which experts are rounded to MXFP4; -1: never
     router_aux: float = 0.0  # weight of the load-balancing loss
-    data_parallel: int = 1  # devices
+    data_parallel: int = 1  # devices that share the rows of a batch
+    expert_parallel: int = 1  # and devices in each of these that share experts and moments
     checkpoint_every: int = 500  # steps
     keep: int = 2  # checkpoints
     valid_every: int = 0  # steps; 0: at the end alone
@@ -159,6 +160,7 @@ def _wrong(model: Config, data: Data, run: Run, optimizer: Optimizer):
         ("run.quantise_from", run.quantise_from, -1, math.inf),
         ("run.router_aux", run.router_aux, 0, math.inf),
         ("run.data_parallel", run.data_parallel, 1, math.inf),
+        ("run.expert_parallel", run.expert_parallel, 1, math.inf),
         ("run.checkpoint_every", run.checkpoint_every, 1, math.inf),
         ("run.keep", run.keep, 1, math.inf),
         ("run.valid_every", run.valid_every, 0, math.inf),
@@ -186,6 +188,11 @@ def _wrong(model: Config, data: Data, run: Run, optimizer: Optimizer):
         yield (
             f"data.rows {data.rows} cannot be divided over run.data_parallel {run.data_parallel} "
             "devices"
+        )
+    if run.expert_parallel >= 1 and model.experts % run.expert_parallel:
+        yield (
+            f"model.experts {model.experts} cannot be divided over run.expert_parallel "
+            f"{run.expert_parallel} devices"
         )
     if run.quantise_from >= 0 or (run.export and run.export_format != "bf16"):
         for name in ("embed", "ffn"):

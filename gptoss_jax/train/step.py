@@ -10,6 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from ..checkpoint import load
 from ..config import Config
@@ -30,9 +31,12 @@ class Network:
     remat: bool
 
     @classmethod
-    def of(cls, config: Config, *, compute, row: int, remat: bool) -> "Network":
-        """compute: dtype of activations. row: the longest document, and so the largest window."""
-        model = nnx.eval_shape(functools.partial(blank, config, compute, row))
+    def of(
+        cls, config: Config, *, compute, row: int, remat: bool, mesh: Mesh | None = None
+    ) -> "Network":
+        """compute: dtype of activations. row: the longest document, and so the largest window.
+        mesh: over which experts, heads and vocabulary are cut; rows alone need none."""
+        model = nnx.eval_shape(functools.partial(blank, config, compute, row, mesh))
         graph, state = nnx.split(model)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
         return cls(graph, treedef, {named(path): leaf.dtype for path, leaf in leaves}, remat)
@@ -68,9 +72,13 @@ class Network:
         return loss + jnp.float32(aux) * mean, {"loss": loss, "aux": mean}
 
 
-def blank(config: Config, compute, row: int) -> GptOss:
-    """An untrained model for packed rows: layers that see everything see one document."""
-    model = GptOss(config, rngs=nnx.Rngs(0), dtype=compute, experts="dense", backend="xla")
+def blank(config: Config, compute, row: int, mesh: Mesh | None = None) -> GptOss:
+    """An untrained model for packed rows: layers that see everything see one document.
+
+    Experts by all_reduce: all_to_all has no gradients.
+    """
+    how = dict(experts="dense", backend="xla", mesh=mesh, dispatch="all_reduce")
+    model = GptOss(config, rngs=nnx.Rngs(0), dtype=compute, **how)
     for block in model.blocks:
         block.attn.window = min(row, block.attn.window or row)
     return model

@@ -65,6 +65,21 @@ def test_loading_reads_every_byte_once_whatever_the_mesh():
     assert meshed_.bytes_read == alone.bytes_read > 0
 
 
+def test_loaded_twice_on_meshes_that_share_devices():
+    # In another order of devices too; neither load disturbs the other.
+    devices = jax.devices()
+    meshes = [
+        sharding.make_mesh(expert=2, tensor=2),
+        sharding.make_mesh(expert=2, tensor=2),
+        sharding.make_mesh(tensor=4, devices=devices[3:] + devices[:3]),
+    ]
+    states = [nnx.state(gj.load(meshed.folder(layers=1), mesh=mesh)) for mesh in meshes]
+    for one, same, other in zip(*map(jax.tree.leaves, states), strict=True):
+        assert same.sharding == one.sharding
+        assert np.asarray(one).tobytes() == np.asarray(same).tobytes()
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
 def test_saved_on_one_mesh_restored_on_another_bit_for_bit(tmp_path):
     sizes = [dict(expert=4), dict(data=2, expert=2, tensor=2)]
     first, second = (
