@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import bench, shapes
-from .expert_matmul import ExpertWeights, mosaic
-from .mxfp4.fragments import to_fragments
+from .expert_matmul import mosaic
 from .profile import kernel_times
 from .routing import top_k
 
@@ -39,22 +38,11 @@ SHAPES = (
 LAYERS = {"20b": 4, "120b": 2}
 
 
-def fragmented(experts: ExpertWeights) -> ExpertWeights:
-    """Layout "mosaic" of experts in the checkpoint's layout; can be traced."""
-    leaves = {}
-    for name in ("gate_up", "down"):
-        packed = getattr(experts, f"{name}_blocks"), getattr(experts, f"{name}_scales")
-        words, scales = to_fragments(*packed)
-        leaves |= {f"{name}_blocks": words, f"{name}_scales": scales}
-    gate_up_bias, down_bias = experts.gate_up_bias, experts.down_bias
-    return ExpertWeights(layout="mosaic", gate_up_bias=gate_up_bias, down_bias=down_bias, **leaves)
-
-
 @functools.cache
 def _inputs(model: str):
     problem = shapes.experts(model, 1)
     make = jax.jit(functools.partial(bench.random_experts, problem=problem))
-    turn = jax.jit(fragmented, donate_argnums=0)
+    turn = jax.jit(lambda experts: experts.to_layout("mosaic"))
     host = jax.tree.map(np.asarray, make(jax.random.key(0)))
     return host, [turn(make(jax.random.key(i))) for i in range(LAYERS[model])]
 

@@ -282,7 +282,7 @@ def _layer(
         most = bound(ids_M.size, experts.count, widest)
         tiles = tiles_of(expert_G, experts.count, widest, most)
     else:
-        tiles = expert_G, jnp.arange(groups, dtype=jnp.int32) * (widest // ALIGN), size_G
+        tiles = expert_G, None, size_G
     spare = widest if plan.even else 0
     x_SD = sorted_rows(x_ND, row_S, size_G, chosen, group, spare, interpret=interpret)
     common = dict(

@@ -28,7 +28,7 @@ _REGISTERS = {2: (40, 232), 3: (32, 160)}
 
 def matmul(
     x_SK: Array,
-    tiles: tuple[Array, Array, Array],
+    tiles: tuple[Array, Array | None, Array],
     words: Array,
     scales: Array,
     bias_EN: Array,
@@ -44,22 +44,23 @@ def matmul(
     """[S, N], or with a gate (limit, alpha of SwiGLU) [S, N / 2]; rows of no tile are not written.
 
     x_SK: bfloat16, rows sorted by tile, and enough of them after each start for a whole width,
-    which is what is copied. tiles: expert_T, start_T, size_T as mosaic.tiles_of gives them; all
-    rows up to the next multiple of 8 of a tile's size are its own. widths: a tile is computed in
-    the first that holds it. words [E, N/64, K/64, 4, 128] and scales [E, N/64, K/64, 32]: see
-    mxfp4.fragments.
+    which is what is copied. tiles: expert_T, start_T, size_T as mosaic.tiles_of gives them, or no
+    start_T where every tile has widths[-1] rows of its own; all rows up to the next multiple of 8
+    of a tile's size are its own. widths: a tile is computed in the first that holds it. words
+    [E, N/64, K/64, 4, 128] and scales [E, N/64, K/64, 32]: see mxfp4.fragments.
     """
     count = tiles[0].shape[0]
     _, blocks, steps, _, _ = words.shape
     groups = min(shape.warpgroups, blocks)
     columns = pl.cdiv(blocks, groups)
     stages = min(shape.stages, steps)
+    given = [tile_T for tile_T in tiles if tile_T is not None]
     span = ROWS // 2 if gate else ROWS  # of a tile of weight rows, in the output
 
-    def body(
-        expert_gmem, start_gmem, size_gmem, x_gmem, words_gmem, scales_gmem, bias_gmem, out_gmem,
-        x_smem, words_smem, scales_smem, full, empty, *weights_smem,
-    ):  # fmt: skip
+    def body(*refs):
+        expert_gmem, *start_gmem, size_gmem = refs[: len(given)]
+        x_gmem, words_gmem, scales_gmem, bias_gmem, out_gmem, *scratch = refs[len(given) :]
+        x_smem, words_smem, scales_smem, full, empty, *weights_smem = scratch
         thread = lax.axis_index("warpgroup")
 
         def expert_of(work):
@@ -76,7 +77,8 @@ def matmul(
                 block = jnp.minimum(lax.rem(work, columns) * groups, blocks - groups)
                 size = size_gmem[tile]
                 # Copies of swizzled rows start at multiples of 8, and the compiler must see it.
-                args = start_gmem[tile] * 8, size, expert, block, slot
+                start = start_gmem[0][tile] * 8 if start_gmem else tile * widths[-1]
+                args = start, size, expert, block, slot
                 if len(widths) == 1:
                     slot = form(widths[0], *args)
                 else:
@@ -195,4 +197,4 @@ def matmul(
         ),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="experts_gate_up" if gate else "experts_down",
-    )(*tiles, x_SK, words, scales, bias_EN)
+    )(*given, x_SK, words, scales, bias_EN)

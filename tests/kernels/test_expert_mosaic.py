@@ -1,7 +1,5 @@
 """The Mosaic form where it cannot run: its layout, its PTX instruction by instruction, refusals."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,12 +174,7 @@ def test_plans_fit_into_shared_memory_and_registers():
 
 
 def test_it_is_refused_where_it_cannot_run():
-    experts = random_experts(1, embed=128, ffn=64)
-    gate_up = to_fragments(experts.gate_up_blocks, experts.gate_up_scales)
-    down = to_fragments(experts.down_blocks, experts.down_scales)
-    names = ("gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales")
-    leaves = dict(zip(names, (*gate_up, *down), strict=True))
-    experts = dataclasses.replace(experts, layout="mosaic", **leaves)
+    experts = jax.jit(lambda e: e.to_layout("mosaic"))(random_experts(1, embed=128, ffn=64))
     x, ids, weights = random_rows(2, 3, embed=128)
     if jax.default_backend() == "gpu":
         pytest.skip("this machine may be able to run it")

@@ -1,5 +1,6 @@
 """The Mosaic kernel on a Hopper, against float64: pytest -m gpu. Nobody has run it yet."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,8 +9,7 @@ import numpy as np
 import pytest
 from expert_cases import ALPHA, BIG, LIMIT, in_float64, random_experts, random_rows, relative_error
 
-from gptoss_jax.kernels.bench_mosaic import fragmented
-from gptoss_jax.kernels.expert_matmul import mosaic
+from gptoss_jax.kernels.expert_matmul import expert_matmul, mixture, mosaic
 
 pytestmark = pytest.mark.gpu
 BFLOAT16 = 4e-3
@@ -27,6 +27,11 @@ def hopper():
         mosaic.require()
     except NotImplementedError as e:
         pytest.skip(str(e))
+
+
+@functools.partial(jax.jit, static_argnames="layout")
+def fragmented(experts, layout="mosaic"):
+    return experts.to_layout(layout)
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "limit"))
@@ -103,12 +108,12 @@ def test_every_code_and_scale_comes_out_of_down(wide):
         down_scales=jnp.asarray(down_scales),
         down_bias=jnp.zeros_like(experts.down_bias),
     )
-    experts = fragmented(type(experts)(**vars(experts) | leaves))
-    experts = type(experts)(**vars(experts) | {"layout": "mosaic_wide" if wide else "mosaic"})
+    experts = dataclasses.replace(experts, **leaves)
+    experts = fragmented(experts, "mosaic_wide" if wide else "mosaic")
     x = jnp.ones((3, rows), jnp.bfloat16)
     ids, weights = jnp.zeros((3, 1), jnp.int32), jnp.ones((3, 1), jnp.float32)
     plan = mosaic.candidates(64, 4, 32)[0]
-    plan = type(plan)(**vars(plan) | {"partial": "float32"})
+    plan = dataclasses.replace(plan, partial="float32")
     got = np.asarray(compute(x, ids, weights, experts, plan=plan)).astype(np.float64)
     c = float(jnp.bfloat16(2 / (1 + np.exp(-ALPHA))))
     np.testing.assert_allclose(got, np.broadcast_to(c * want, got.shape), rtol=1e-6)
@@ -150,11 +155,34 @@ def test_a_rows_bits_do_not_depend_on_the_others():
 
 def test_wide_scales_and_no_limit():
     experts = random_experts(7, embed=192, ffn=128, low=125, high=135)
-    packed = fragmented(experts)
-    packed = type(packed)(**vars(packed) | {"layout": "mosaic_wide"})
+    packed = fragmented(experts, "mosaic_wide")
     x, ids, weights = random_rows(8, 30, embed=192)
     got = compute(x, ids, weights, packed)
     assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16
     experts = random_experts(9, embed=192, ffn=128, low=118, high=121)
     got = compute(x, ids, weights, fragmented(experts), limit=None)
     assert relative_error(got, in_float64(x, ids, weights, experts, None)) < BFLOAT16
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 200])
+def test_both_doors(tokens):
+    experts = random_experts(11, embed=192, ffn=128)
+    packed = fragmented(experts)
+    x, ids, weights = random_rows(12, tokens, embed=192)
+    how = dict(limit=LIMIT, alpha=ALPHA)
+    want = in_float64(x, ids, weights, experts)
+    for backend in ("mosaic", None):  # None takes the form that the layout is for
+        got = jax.jit(functools.partial(expert_matmul, backend=backend, **how))(
+            x, ids, weights, packed
+        )
+        assert relative_error(got, want) < BFLOAT16
+    logits = jax.random.normal(jax.random.key(tokens), (tokens, 5))
+    live = jnp.arange(tokens) % 3 < 2
+    residual = x[:, ::-1]
+    both = [
+        jax.jit(functools.partial(mixture, chosen=4, backend=backend, **how))(
+            x, logits, live, e, residual
+        )
+        for backend, e in (("mosaic", packed), ("xla", experts))
+    ]
+    assert relative_error(both[0], np.asarray(both[1]).astype(np.float64)) < BFLOAT16

@@ -5,7 +5,6 @@ waited for, every copy lands before it is read. It knows no PTX and no left oper
 see test_expert_mosaic for the instructions and test_expert_mosaic_aot for the compiler.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -16,7 +15,6 @@ from expert_cases import ALPHA, BIG, LIMIT, in_float64, random_experts, random_r
 
 from gptoss_jax.kernels.expert_matmul import mosaic
 from gptoss_jax.kernels.expert_matmul.mosaic import Plan, Shape
-from gptoss_jax.kernels.mxfp4.fragments import to_fragments
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,13 +55,9 @@ def interpreted(x, ids, weights, experts, residual=None, *, plan=PLAN):
     )
 
 
-def fragmented(experts, layout="mosaic"):
-    leaves = {}
-    for name in ("gate_up", "down"):
-        packed = getattr(experts, f"{name}_blocks"), getattr(experts, f"{name}_scales")
-        words, scales = jax.jit(to_fragments)(*packed)
-        leaves |= {f"{name}_blocks": words, f"{name}_scales": scales}
-    return dataclasses.replace(experts, layout=layout, **leaves)
+@jax.jit
+def fragmented(experts):
+    return experts.to_layout("mosaic")
 
 
 @pytest.fixture(scope="module")
