@@ -34,6 +34,7 @@ def drawable(probabilities, sampler, draws=300):
     [
         ([0.5, 0.41, 0.09], 0.9, {0, 1}),  # the token that crosses the threshold stays
         ([0.5, 0.3, 0.1, 0.1], 0.8, {0, 1}),  # a mass reached exactly takes nothing more
+        ([25 / 85, 21 / 85, 20 / 85, 19 / 85], 46 / 85, {0, 1}),  # short of it by one rounding
         ([0.1, 0.3, 0.1, 0.5], 0.85, {0, 1, 3}),  # of equals, the lower id
         ([0.25, 0.25, 0.25, 0.25], 1.0, {0, 1, 2, 3}),
         ([0.2, 0.5, 0.3], 1e-9, {1}),

@@ -49,6 +49,23 @@ def test_truncation_is_honoured():
     assert rope.inverse_frequencies(rounded)[17] == pytest.approx(2.2795e-4, rel=1e-4)
 
 
+@pytest.mark.parametrize("context, fast, ends", [(128, 32.0, (0, 8.09)), (2**40, 1e8, (20.05, 63))])
+def test_the_correction_range_stays_within_the_head(context, fast, ends):
+    """As in transformers: from channel 0, up to H - 1 (not H/2 - 1)."""
+    config = dataclasses.replace(REAL, rope_original_context=context, rope_beta_fast=fast)
+    channels = np.arange(32)
+    low, high = (
+        32 * math.log(context / (turns * 2 * math.pi)) / math.log(150_000) for turns in (fast, 1.0)
+    )
+    assert low < 0 or high > 63
+    low, high = max(low, 0), min(high, 63)
+    assert (low, high) == pytest.approx(ends, abs=0.05)
+    ramp = np.clip((channels - low) / (high - low), 0, 1)
+    plain = 150_000 ** (-channels / 32)
+    want = plain * (1 - ramp) + plain / 32 * ramp
+    np.testing.assert_allclose(rope.inverse_frequencies(config), want, rtol=1e-12)
+
+
 def test_halves_turn_together_and_every_position_turns_once():
     config = dataclasses.replace(TINY, rope_factor=1.0)
     x = jnp.zeros((1, 3, 2, 10)).at[..., 0].set(1.0)
@@ -56,6 +73,15 @@ def test_halves_turn_together_and_every_position_turns_once():
     want = np.zeros((3, 10))
     want[:, 0], want[:, 5] = np.cos([0, 1, 2]), np.sin([0, 1, 2])  # channel 0 turns with H/2
     np.testing.assert_allclose(out[0, :, 1], want, atol=1e-6)
+
+
+def test_bfloat16_is_turned_in_float32_and_rounded_once():
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 3, 2, 10)), jnp.bfloat16)
+    turn = rope.table(TINY, jnp.array([[0, 7, 300]]))
+    out = rope.rotate(x, *turn)
+    assert out.dtype == jnp.bfloat16
+    want = rope.rotate(x.astype(jnp.float32), *turn)
+    np.testing.assert_array_equal(out, want.astype(jnp.bfloat16))
 
 
 def test_length_grows_by_the_concentration_everywhere():
