@@ -92,6 +92,18 @@ def test_ring_picture():
     assert ring.tolist() == [[4, 5, 2, 3]]
 
 
+def test_nothing_is_written_over_where_the_cache_ends():
+    """Positions beyond the last slot are dropped, not clamped onto it or wrapped to the first."""
+    before = jnp.arange(1 * 2 * 6 * 1, dtype=jnp.float32).reshape(1, 2, 6, 1)
+    new = jnp.full((1, 3, 2, 1), -1.0)
+    positions = jnp.array([[5, 6, 11]])
+    slots = caches.full_slots(positions, 6)
+    after = caches.store(before, new, slots)
+    assert (after[:, :, :5] == before[:, :, :5]).all() and (after[:, :, 5] == -1).all()
+    held = caches.store_positions(jnp.arange(6)[None] - 1, positions, slots)
+    assert held.tolist() == [[-1, 0, 1, 2, 3, 5]]
+
+
 def test_rows_of_different_lengths_do_not_meet(step, tokens, whole):
     """Row 1 is three tokens behind, padded on the right, and both go on together."""
     cache = caches.make(TINY, 2, 32, jnp.float32)
