@@ -70,7 +70,7 @@ def test_transformers_reads_what_we_write_and_we_what_it_writes(tmp_path):
 
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters", "both", "neither"])
 def test_yarn_is_never_skipped(spelling):
-    """CASES RP02: all four spellings give the same tables."""
+    """All four spellings give the same tables."""
     values = checkpoints.config_hf(TINY, family=4)
     rope, theta = values.pop("rope_scaling"), values.pop("rope_theta")
     if spelling in ("rope_scaling", "both"):

@@ -51,7 +51,7 @@ def test_all_layouts_to_all_formats(tmp_path, sources, layout, format):
     ).read_bytes()
     assert load(folder).stop_tokens == load(sources[layout]).stop_tokens
     quantized = "quantization_config" in json.loads((folder / "config.json").read_text())
-    assert quantized == (format == "mxfp4")  # CASES FT03
+    assert quantized == (format == "mxfp4")
 
 
 @pytest.mark.parametrize("format", FORMATS)

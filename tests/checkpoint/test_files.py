@@ -215,7 +215,7 @@ def test_all_problems_come_together(sharded):
 
 
 def test_dense_experts_under_a_config_that_says_mxfp4(tmp_path):
-    """CASES FT03: what some programs leave behind. The tensors decide."""
+    """What some programs leave behind. The tensors decide."""
     config = checkpoints.config_hf(edited.SMALL)
     folder = edited.folder(tmp_path / "x", "bf16", config=lambda c: c.update(config))
     assert "quantization_config" in open_checkpoint(folder).files.config
@@ -302,7 +302,7 @@ def test_another_model(tmp_path):
 
 
 def test_blocks_of_fifteen_bytes(tmp_path):
-    """CASES LD09: the last axis is checked, and a flattened one is refused."""
+    """The last axis is checked, and a flattened one is refused."""
     name = "model.layers.0.mlp.experts.gate_up_proj_blocks"
     for shape in (slice(15), None):
 

@@ -113,7 +113,7 @@ CASES = [
     ("tiny", "bf16", "bfloat16", "dense"),
     ("tiny", "original", "float32", "packed"),
     ("tiny", "original", "bfloat16", "dense"),
-    # F = D (or P = D): an orientation taken from a shape is wrong in one of these (CASES LD01).
+    # F = D (or P = D): an orientation taken from a shape is wrong in one of these.
     ("square", "mxfp4", "float32", "dense"),
     ("square", "bf16", "float32", None),
     ("square", "original", "float32", None),
@@ -124,7 +124,7 @@ CASES = [
 
 @pytest.mark.parametrize("numbers, layout, dtype, experts", CASES)
 def test_every_value(folders, weights, numbers, layout, dtype, experts):
-    """float32 and bfloat16 hold the same numbers (CASES LD10), packed bytes are the file's."""
+    """float32 and bfloat16 hold the same numbers, packed bytes are the file's."""
     model = load(folders[numbers, layout], dtype=dtype, experts=experts, backend="xla")
     packed = layout != "bf16" and experts != "dense"
     assert_holds(model, expected(NUMBERS[numbers], weights[numbers]), packed=packed)
@@ -139,12 +139,12 @@ def test_logits_are_the_oracles(folders, weights):
     tokens = np.arange(24) * 7 % NUMBERS["square"].vocab
     model = load(folders["square", "bf16"], dtype="float32")
     truth = oracle.logits(NUMBERS["square"], checkpoints.decoded(weights["square"]), tokens)
-    # A transposed square down_proj is off by 5 (CASES LD01); float32 rounding by 2e-5.
+    # A transposed square down_proj is off by 5; float32 rounding by 2e-5.
     assert np.abs(np.asarray(model(tokens[None]))[0] - truth).max() < 1e-4 * truth.std()
 
 
 def test_scales_named_u8_or_e8m0_are_the_same(tmp_path, folders):
-    """CASES MX04."""
+    """A scale is a power of two under either label, never a number to multiply by."""
     folder = edited.folder(tmp_path / "e8m0", scales="F8_E8M0", numbers=NUMBERS["tiny"])
     a = parameters(load(folder, backend="xla"))
     b = parameters(load(folders["tiny", "mxfp4"], backend="xla"))
@@ -220,7 +220,7 @@ def test_meshes_hold_the_same_values(tmp_path_factory, sizes, layout, experts):
 
 
 def test_a_mesh_reads_each_slice_once(folders):
-    """CASES ME02: nothing is read for replicas again."""
+    """Nothing is read for replicas again."""
     folder = folders["tiny", "mxfp4"]
     stored = sum(t["bytes"] for t in gj.inspect(folder).tensors)
     for mesh in (None, cpu_mesh(data=2, expert=4), cpu_mesh(expert=2)):
@@ -230,7 +230,7 @@ def test_a_mesh_reads_each_slice_once(folders):
 
 
 def test_stop_tokens_are_a_union(tmp_path):
-    """CASES SS07: names in the tokenizer, config.json, generation_config.json."""
+    """Names in the tokenizer, config.json, generation_config.json."""
     folder = edited.folder(
         tmp_path / "x", tokenizer=True, config=lambda c: c.update(eos_token_id=[3, 258])
     )
@@ -310,7 +310,7 @@ def test_loaded_model_does_not_follow_the_file(tmp_path):
 
 
 def test_layers_keep_their_numbers(tmp_path):
-    """CASES FT06: twelve layers, whose names do not sort as numbers, each with its own tag."""
+    """Twelve layers, whose names do not sort as numbers, each with its own tag."""
     numbers = edited.SMALL.replace(layers=12, embed=32, ffn=32, experts=2)
     weights = checkpoints.make_weights(numbers)
     for n in range(12):

@@ -1,4 +1,4 @@
-"""Loading holds the model and one tensor, never the checkpoint twice (CASES ME01)."""
+"""Loading holds the model and one tensor, never the checkpoint twice."""
 
 import dataclasses
 import json

@@ -104,7 +104,7 @@ def test_git_lfs_pointer(tmp_path):
 
 
 def test_bfloat16_bits_survive(tmp_path):
-    """CASES LD07: 1, -0, 3e38 and a subnormal, whole and in slices."""
+    """1, -0, 3e38 and a subnormal, whole and in slices."""
     bits = np.array([0x3F80, 0x8000, 0x7F62, 0x0001, 0x7F80, 0x7FC1], np.uint16)
     checkpoints.save(tmp_path / "x.safetensors", {"pad": ("U8", bits[:3].view(np.uint8)[:3]),
                                                   "a": ("BF16", bits)})  # fmt: skip

@@ -146,7 +146,7 @@ def test_what_unwritten_slots_hold_does_not_matter(step, tokens, whole):
 
 
 def test_sliding_layers_see_exactly_window_positions():
-    """CASES SW01: with one sliding layer, changing token 3 changes rows 3..7 and no other."""
+    """With one sliding layer, changing token 3 changes rows 3..7 and no other."""
     one = dataclasses.replace(TINY, layers=1, sliding=None)
     model = randomised(one)
     tokens = np.arange(20)[None] % TINY.vocab
