@@ -93,13 +93,15 @@ def linear_rows(rows=(1, 2, 4, 8, 16, 32, 64)):
                     name = f"vector {per} rows {together} together {warps} warps {columns} columns"
                     forms[name] = form
             if n > 1:
-                for per, columns, warps, stages in (
-                    (64, 128, 4, 4), (16, 128, 1, 5), (16, 256, 1, 4), (16, 256, 2, 4),
-                    (32, 128, 4, 4), (64, 64, 4, 6), (32, 256, 4, 3),
+                for per, parts, columns, warps, stages in (
+                    (16, 4, 64, 4, 5), (16, 4, 128, 4, 4), (32, 2, 128, 4, 4), (16, 2, 128, 2, 4),
+                    (32, 2, 64, 4, 5), (64, 1, 128, 4, 4), (16, 1, 128, 1, 5), (32, 1, 128, 4, 4),
                 ):  # fmt: skip
-                    tiles = dict(rows=per, columns=columns, warps=warps, stages=stages)
+                    tiles = dict(rows=per, parts=parts, columns=columns, warps=warps, stages=stages)
                     form = functools.partial(_tile, around, tiles)
-                    forms[f"tile {per}x{columns} {warps} warps {stages} stages"] = form
+                    forms[f"tile {per}x{columns} {parts} parts {warps} warps {stages} stages"] = (
+                        form
+                    )
             a, w, b = (wide(part) for part in sets[0])
             if normed:
                 a = a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-5) * wide(norm)

@@ -13,8 +13,11 @@ __all__ = ["Backend", "linear", "norm_router"]
 
 Backend = Literal["reference", "xla", "triton", "mosaic"]
 MOST_ROWS = 64  # that a kernel takes
-# Of six shapes the fastest on an H200 at up to 8 rows, and at 16 and 32.
-LARGE_TILE = dict(rows=64, columns=128, warps=4, stages=4)
+# Up to 8 rows: 320 and 180 programs of 20b's two projections, in one wave, 44 to 77 KB under way
+# on a processor. Of six shapes without parts the fastest on an H200 was one of 80 and 45 programs,
+# which read 1.8 TB/s; this one is not measured yet.
+FEW_TILE = dict(rows=16, parts=4, columns=64, warps=4, stages=5)
+# Of the same six the fastest at 16 and 32 rows.
 SMALL_TILE = dict(rows=16, columns=128, warps=1, stages=5)
 
 
@@ -69,7 +72,7 @@ def linear(
             elif rows <= MOST_ROWS:
                 if norm_I is not None:
                     x_NI = reference.rms_norm(x_NI, norm_I, eps)
-                shape = SMALL_TILE if rows > 8 else LARGE_TILE
+                shape = SMALL_TILE if rows > 8 else FEW_TILE
                 out_NO = tile.linear(x_NI, weight_OI, bias_O, **behind, **shape)
             else:
                 raise NotImplementedError(
@@ -117,11 +120,9 @@ def choose(x_NI: Float[Array, "N I"]) -> Backend:
 
     us of both       1 row   2    4    8    16   32   64
     XLA               -     28   31   36   31   33   33
-    kernels           24    41   34   33   29   31   40
+    kernels           24    41   34   33   29   31   40      from 2 to 8 before `FEW_TILE`
     """
-    rows = x_NI.shape[0]
-    faster = rows == 1 or 4 < rows <= 32
-    return "triton" if faster and _half_on_gpu(x_NI) else "xla"
+    return "triton" if x_NI.shape[0] <= 32 and _half_on_gpu(x_NI) else "xla"
 
 
 def _half_on_gpu(x_NI) -> bool:

@@ -23,6 +23,7 @@ from gptoss_jax.kernels import device, shapes
 from gptoss_jax.kernels.expert_matmul import ExpertWeights, mixture, triton
 from gptoss_jax.kernels.expert_matmul.grouped import Shape, to_order
 from gptoss_jax.kernels.expert_matmul.triton import Plan, choose_plan
+from gptoss_jax.kernels.explore import candidates
 from gptoss_jax.kernels.mxfp4.in_kernel import scale_of, weight_of
 from gptoss_jax.kernels.routing import top_k
 
@@ -92,6 +93,17 @@ def test_the_mixture_equals_float64(experts, plan):
     got = np.asarray(mixed(x.at[6].set(jnp.nan), spoilt, live, lanes, residual, plan=plan))
     assert np.isnan(got[[1, 6]]).all()
     np.testing.assert_array_equal(got[[0, 2, 3, 4, 5]], clean[[0, 2, 3, 4, 5]])
+
+
+CANDIDATES = {plan for n in (1, 32) for plan in candidates(shapes.experts("20b", n), "NVIDIA H200")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", sorted(CANDIDATES, key=repr), ids=range(len(CANDIDATES)))
+def test_candidates_equal_float64(experts, plan):
+    x, ids, weights = random_rows(29, 3)
+    got = interpreted(x, ids, weights, experts.to_layout("triton"), plan=plan)
+    assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16
 
 
 @pytest.mark.parametrize("plan", [TILES, ROW])

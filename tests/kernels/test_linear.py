@@ -68,7 +68,8 @@ def test_float32(rows):
         check(out, expected, FLOAT32_OP)
     plain = float64(x, weight)
     check(compiled(vector.linear, rows=8, together=8, columns=64)(x, weight), plain, FLOAT32_OP)
-    check(compiled(tile.linear, rows=16, columns=32)(x, weight), plain, FLOAT32_OP)
+    for tiles in (dict(rows=16), dict(rows=8, parts=2), dict(rows=16, parts=4)):
+        check(compiled(tile.linear, columns=32, **tiles)(x, weight), plain, FLOAT32_OP)
 
 
 def _residual(how, residual):
@@ -79,11 +80,13 @@ def _residual(how, residual):
 
 def test_bfloat16_is_rounded_once():
     x, weight, bias, norm, residual = inputs(5, jnp.bfloat16)
-    out = compiled(tile.linear, rows=16, columns=32)(x, weight, bias, residual_NO=residual)
-    assert out.dtype == jnp.bfloat16
     exact = float64(x, weight, bias, None, residual)
-    # Half of the last of 8 bits, plus float32's sums: no second rounding fits in between.
-    assert (np.abs(np.asarray(out, np.float64) - exact) <= 2**-8 * np.abs(exact) + 1e-5).all()
+    for tiles in (dict(rows=16), dict(rows=8, parts=4)):
+        run = compiled(tile.linear, columns=32, **tiles)
+        out = run(x, weight, bias, residual_NO=residual)
+        assert out.dtype == jnp.bfloat16
+        # Half of the last of 8 bits, plus float32's sums: no second rounding fits in between.
+        assert (np.abs(np.asarray(out, np.float64) - exact) <= 2**-8 * np.abs(exact) + 1e-5).all()
     out = compiled(vector.linear, rows=8, together=2, columns=64)(x, weight, norm_I=norm)
     check(out, float64(x, weight, None, norm), BFLOAT16_OP)
 
