@@ -7,7 +7,7 @@ import ptx
 import pytest
 from expert_cases import ALPHA, LIMIT, TABLE, random_experts, random_rows
 
-from gptoss_jax.kernels import routing
+from gptoss_jax.kernels import bench_mosaic, routing
 from gptoss_jax.kernels.expert_matmul import mosaic, mosaic_ptx
 from gptoss_jax.kernels.mxfp4 import decode, fragments
 
@@ -171,6 +171,12 @@ def test_plans_fit_into_shared_memory_and_registers():
                     assert used * shape.blocks <= mosaic.SHARED_BYTES
                     # Accumulators of a thread, of the 160 or 232 registers that it gets.
                     assert plan.widths[-1] // 2 <= {1: 128, 2: 128, 3: 96}[shape.warpgroups]
+
+
+def test_a_plan_has_a_name_in_the_benchmark():
+    # Seven stages of 192 tokens and three warpgroups' weights are what 227 KB hold.
+    plan = mosaic.heuristic(2048, 4, 32)
+    assert bench_mosaic.described(plan) == "64,112,136,160,192/3x7/3x7/bfloat16"
 
 
 def test_it_is_refused_where_it_cannot_run():
