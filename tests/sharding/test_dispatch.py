@@ -144,6 +144,19 @@ def test_the_down_bias_is_added_once(mesh):
     np.testing.assert_array_equal(out, 1)
 
 
+@pytest.mark.parametrize("how, chosen", [("all_reduce", [0, 1, 2]), ("all_to_all", [0, 2, 4])])
+def test_bfloat16_is_added_in_float32(how, chosen):
+    # Weights of 0 and biases 256, 1, 1: 258, and 256 where bfloat16 holds a sum on the way. Experts
+    # 0 and 1 are on one device, 2 and 4 on others.
+    experts = jax.tree.map(lambda a: jnp.zeros_like(a, jnp.bfloat16), moe.make("dense"))
+    bias_ED = jnp.ones_like(experts.down_bias).at[0].set(256)
+    experts = dataclasses.replace(experts, down_bias=bias_ED)
+    x_ND = jnp.ones((8, moe.D), jnp.bfloat16)
+    ids_NX = jnp.tile(jnp.asarray(chosen, jnp.int32), (8, 1))
+    out = on("expert=4", how)(x_ND, ids_NX, jnp.ones(ids_NX.shape, jnp.float32), experts)
+    np.testing.assert_array_equal(out.astype(jnp.float32), 258)
+
+
 @pytest.mark.parametrize("mesh", ["data=2,expert=2,tensor=2"])
 def test_gradients_of_all_reduce_are_those_of_one_device(mesh):
     made = sharding.make_mesh(**sharding.parse_mesh(mesh))
