@@ -261,7 +261,7 @@ def test_original_folder_uses_the_tokenizer_above_it(tmp_path):
         ("generation_config.json", '{"eos_token_id": ["x"]}', "eos_token_id"),
         ("generation_config.json", "{", "generation_config.json is no valid JSON"),
         ("generation_config.json", "[258]", "generation_config.json must hold a JSON object"),
-        ("generation_config.json", '{"eos_token_id": 400}', "outside vocab_size 290"),
+        ("generation_config.json", '{"eos_token_id": 290}', "outside vocab_size 290"),
         ("tokenizer.json", "{}", "tokenizer.json"),
     ],
 )

@@ -4,6 +4,7 @@ import functools
 
 import checkpoints
 import edited
+import jax
 import numpy as np
 import pytest
 
@@ -186,7 +187,7 @@ MAY_BE_ZERO = ("bias", "sinks", "scales")
 def test_every_tensor_all_zero(tmp_path, layout):
     """Reported by inspect and refused by load, biases apart; minus zero is zero too."""
     for i, (name, (kind, value)) in enumerate(edited.tensors(WEIGHTS, layout).items()):
-        zero = np.full_like(value, {"U8": 0x80, "BF16": 0x8000}[kind])
+        zero = np.full_like(value, {"U8": 0x88, "BF16": 0x8000}[kind])
 
         def change(tensors, name=name, zero=zero, kind=kind):
             tensors[name] = (kind, zero)
@@ -226,8 +227,12 @@ def test_one_expert_all_zero(tmp_path, layout, leaf):
         tensors[name] = (kind, value)
 
     folder = edited.folder(tmp_path / "x", layout, change, weights=WEIGHTS)
-    with pytest.raises(CheckpointError, match=f"{leaf}: all zero in expert 2.*allow_zero"):
-        load(folder)
+    halves = gj.make_mesh(
+        expert=2, devices=jax.devices("cpu")
+    )  # where 2 is the first of the second
+    for mesh in (None, halves):
+        with pytest.raises(CheckpointError, match=f"{leaf}: all zero in expert 2.*allow_zero"):
+            load(folder, mesh=mesh)
     load(folder, allow_zero=True)
 
 

@@ -27,8 +27,21 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def report(folder):
-    return parity(folder, lengths=(24,), new_tokens=6)
+def told():
+    return []
+
+
+@pytest.fixture(scope="module")
+def report(folder, told):
+    return parity(folder, lengths=(24,), new_tokens=6, progress=told.append)
+
+
+def test_progress_is_told_as_it_is_made(report, told, folder):
+    assert told[:2] == [f"{folder} is loaded here", "24 tokens are computed here"]
+    assert told[2] == f"{folder} is loaded in {report.reference}"
+    assert told[3:] == [
+        f"24 tokens: the logits' median difference is {report.lengths[0].median:.2g}"
+    ]
 
 
 def test_models_that_agree(report):
