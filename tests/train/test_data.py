@@ -81,6 +81,19 @@ def test_a_pass_visits_every_document_once():
         )
 
 
+def test_no_pass_has_the_order_of_the_file_or_of_another_pass():
+    docs = Documents.of(([n] * 4, [0, 1, 1, 1]) for n in range(60))
+    batches = Batches(docs, row=16, rows=1, seed=0)
+    n = len(batches.packed)
+    rows = [batches.at(i)["tokens"][0, ::4].tolist() for i in range(3 * n)]
+    first, second, third = (rows[i * n : (i + 1) * n] for i in range(3))
+    assert sorted(first) == sorted(second) == sorted(third)  # packed once
+    # 15 rows: one of 15! orders is the same by chance.
+    assert first != second != third != first
+    # Nor do rows hold what lay together in the file.
+    assert sum(row == list(range(row[0], row[0] + 4)) for row in first) < 3
+
+
 def test_a_packed_document_computes_what_it_computes_alone():
     docs = documents([7, 12, 5, 8], vocab=SMALL.vocab)
     row = 32
@@ -141,6 +154,20 @@ def test_the_last_turn_alone_follows_the_prompt_that_render_gives():
     prompt = harmony.render(MESSAGES[:3], tokenizer)
     assert ids[: len(prompt)] == prompt and not any(counts[: len(prompt)])
     assert all(counts[len(prompt) :])
+
+
+def test_analysis_of_earlier_turns_is_left_out():
+    tokenizer = harmony_tokenizer()
+    spoken = [
+        {"role": "user", "content": "u1"},
+        {"role": "assistant", "channel": "analysis", "content": "t1"},
+        {"role": "assistant", "channel": "final", "content": "c1"},
+        {"role": "user", "content": "u2"},
+        {"role": "assistant", "channel": "analysis", "content": "t2"},
+        {"role": "assistant", "channel": "final", "content": "c2"},
+    ]
+    assert conversation(spoken, tokenizer) == conversation(MESSAGES, tokenizer)
+    assert "t1" not in tokenizer.decode(conversation(spoken, tokenizer, turns="all")[0])
 
 
 def test_history_ends_otherwise_than_the_last_turn():

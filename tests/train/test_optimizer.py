@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from train_cases import SMALL, parameters
 
 from gptoss_jax.train import Optimizer, optimizer
 
@@ -18,7 +19,14 @@ def test_schedule():
 
 def test_adamw_by_hand():
     rng = np.random.default_rng(0)
-    names = ("blocks.0.attn.out_DKGH", "blocks.0.attn.out_bias_D", "embed.weight_VD")
+    names = (
+        "blocks.0.attn.out_DKGH",  # decays, the others do not
+        "blocks.0.attn.out_bias_D",
+        "blocks.0.attn_norm.scale_D",
+        "blocks.0.attn.sinks_KG",
+        "blocks.0.moe.experts.down_bias",
+        "embed.weight_VD",
+    )
     params = {name: rng.normal(size=(3, 4)).astype(np.float32) for name in names}
     chain = optimizer.make(SETTINGS, 10)
     state = chain.init({k: jnp.asarray(v) for k, v in params.items()})
@@ -41,6 +49,23 @@ def test_adamw_by_hand():
             x[k] -= rate * (adam + decay * x[k])
     for k in names:
         np.testing.assert_allclose(ours[k], x[k], rtol=1e-5)
+
+
+def test_matrices_alone_decay():
+    decaying = {
+        name.split(".", 2)[-1].removeprefix("unembed.")
+        for name in parameters(SMALL)
+        if optimizer.decays(name)
+    }
+    assert decaying == {
+        "attn.qkv_KMHD",
+        "attn.out_DKGH",
+        "moe.router_ED",
+        "moe.experts.gate_up",
+        "moe.experts.down",
+        "weight_VD",
+    }
+    assert optimizer.decays("unembed.weight_VD") and not optimizer.decays("embed.weight_VD")
 
 
 def test_norm_is_of_the_whole_tree():
