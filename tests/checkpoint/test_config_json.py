@@ -170,6 +170,52 @@ def test_any_value_of_any_key_is_read_or_refused_in_a_short_line(written):
 
 
 @pytest.mark.parametrize(
+    "written, key, field, value",
+    [
+        ("hf", "rms_norm_eps", "norm_eps", 1e-5),
+        ("hf", "swiglu_limit", "swiglu_limit", 7.0),
+        ("hf", "swiglu_alpha", "swiglu_alpha", 1.702),
+        ("hf", "max_position_embeddings", "max_context", 131_072),
+        ("hf", "rope_theta", "rope_theta", 150_000.0),
+        ("hf", "rope_scaling", "rope_factor", 32.0),
+        ("hf", "eos_token_id", "eos", ()),
+        ("hf", "pad_token_id", "pad", None),
+        ("hf", "layer_types", "sliding", (True, False, True, False)),
+        ("original", "swiglu_limit", "swiglu_limit", 7.0),
+        ("original", "initial_context_length", "rope_original_context", 4096),
+        ("original", "rope_scaling_factor", "rope_factor", 32.0),
+        ("original", "rope_theta", "rope_theta", 150_000.0),
+        ("original", "rope_ntk_beta", "rope_beta_fast", 32.0),
+        ("original", "rope_ntk_alpha", "rope_beta_slow", 1.0),
+    ],
+)
+def test_what_is_left_out_is_as_published(written, key, field, value):
+    """Here all the others differ from the published ones, so that no default hides another."""
+    other = TINY.replace(
+        norm_eps=1e-6, swiglu_limit=5.0, swiglu_alpha=1.5, max_context=777, rope_theta=9e4,
+        rope_factor=4.0, rope_original_context=99, rope_beta_fast=9.0, rope_beta_slow=2.0,
+        sliding=(False, True, True, False),
+    )  # fmt: skip
+    if written == "original":
+        other = other.replace(norm_eps=1e-5, swiglu_alpha=1.702, sliding=None)
+        values = checkpoints.config_original(other)
+    else:
+        values = checkpoints.config_hf(other) | {"swiglu_alpha": 1.5}
+    assert getattr(config_from_json(values), field) != value
+    values.pop(key)
+    assert getattr(config_from_json(values), field) == value
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [("attention_bias", 1), ("tie_word_embeddings", 0), ("layer_types", ["full_attention"] * 3)],
+)
+def test_one_is_not_true_and_every_layer_has_a_type(key, value):
+    with pytest.raises(ValueError, match=key):
+        config_from_json(checkpoints.config_hf(TINY) | {key: value})
+
+
+@pytest.mark.parametrize(
     "key, value",
     [("num_hidden_layers", 10_001), ("vocab_size", 2**31), ("rope_theta", 10**400),
      ("rms_norm_eps", -(10**400)), ("num_hidden_layers", 1e308)],
