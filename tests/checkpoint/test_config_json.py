@@ -9,6 +9,7 @@ import checkpoints
 import pytest
 
 from gptoss_jax.checkpoint import config_from_json, config_to_hf, config_to_original
+from gptoss_jax.checkpoint.config_json import with_storage
 from gptoss_jax.config import Config
 
 TINY = checkpoints.TINY
@@ -263,3 +264,7 @@ def test_original_layout_refuses_what_openais_code_would_ignore(change):
 def test_dense_config_says_nothing_of_quantisation():
     values = config_to_hf(ours(TINY), packed=False)
     assert "quantization_config" not in values and values["torch_dtype"] == "bfloat16"
+    for family, key in ((4, "torch_dtype"), (5, "dtype")):
+        values = with_storage(checkpoints.config_hf(TINY, family=family), packed=False)
+        kinds = {k for k in values if k in ("dtype", "torch_dtype", "quantization_config")}
+        assert kinds == {key} and values[key] == "bfloat16"

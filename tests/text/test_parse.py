@@ -73,6 +73,27 @@ def test_wherever_the_recipient_is(header, tokenizer, official, o200k):
     assert theirs[0].content[0].text == message.content
 
 
+def test_others_speak_after_the_assistant(tokenizer):
+    """The role that the first ids continue is theirs alone."""
+    text = (
+        CALL + "<|start|>functions.f to=assistant<|channel|>commentary<|message|>3<|end|>"
+        "<|start|>user:ada<|message|>And?<|end|>"
+    )
+    parsed = parse(ids_of(text, tokenizer), tokenizer, strict=True)
+    assert parsed[2:] == [
+        Message("tool", "3", "commentary", "assistant", name="functions.f"),
+        Message("user", "And?", name="ada"),
+    ]
+
+
+@pytest.mark.parametrize("end", ["<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"])
+def test_every_end_ends_a_message(end, tokenizer):
+    parsed = parse(ids_of(f"<|channel|>final<|message|>a{end}", tokenizer), tokenizer, strict=True)
+    assert parsed == [Message("assistant", "a", "final")] and parsed.finish == end
+    parsed = parse(ids_of(f"<|channel|>final{end}", tokenizer), tokenizer)
+    assert parsed == [] and parsed.finish == end
+
+
 def test_type_without_recipient(tokenizer):
     ids = ids_of("<|channel|>final json<|message|>{}<|return|>", tokenizer)
     assert parse(ids, tokenizer, strict=True) == [
@@ -149,6 +170,11 @@ MALFORMED = {
     ),
     "no role": ("<|start|><|message|>a<|end|>", [Message("assistant", "a")], ""),
     "empty recipient": (" to=<|message|>a<|end|>", [Message("assistant", "a")], ""),
+    "another's message in a header": (
+        "<|channel|>analysis<|start|>user<|message|>a<|end|>",
+        [Message("user", "a")],
+        "<|channel|>analysis",
+    ),
     "two types": (
         "<|channel|>final code json<|message|>a<|end|>",
         [Message("assistant", "a", "final", content_type="code")],
@@ -178,10 +204,11 @@ def test_malformed(name, tokenizer):
 
 def test_ids_beyond_the_vocabulary(tokenizer):
     ids = ids_of("<|channel|>final<|message|>ab", tokenizer)
-    ids.insert(-1, tokenizer.size + 5)
-    parsed = parse(ids, tokenizer)
-    assert parsed[0].content == "ab"
-    assert parsed.remainder == [tokenizer.size + 5]
+    for beyond in (tokenizer.size, tokenizer.size + 5, 10**12):
+        for at in (-1, 1):  # in the content, in the header
+            parsed = parse([*ids[:at], beyond, *ids[at:]], tokenizer)
+            assert (parsed[0].channel, parsed[0].content) == ("final", "ab")
+            assert parsed.remainder == [beyond]
 
 
 def test_bad_bytes_do_not_stop_the_text(small):
