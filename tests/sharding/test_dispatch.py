@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh
 from tolerances import FLOAT32_OP
 
 from gptoss_jax import sharding
+from gptoss_jax.sharding.experts import _pad_rows as pad_rows
 from gptoss_jax.sharding.experts import default_slots
 
 MESHES = {
@@ -80,6 +81,14 @@ def test_hidden_rows_that_do_not_divide_stay_whole():
 )
 def test_axes_of_odd_sizes(mesh, how, experts, ffn):
     check(on(mesh, how, 2), 11, moe.make("dense", experts, ffn))
+
+
+def test_padded_rows_have_no_expert():
+    # Else they would take slots and reads of weights from real ones, though they add nothing.
+    x_ND, weights_NX = moe.tokens(3)
+    ids_NX = jnp.zeros((3, moe.X), jnp.int32)
+    for array, fill in zip(pad_rows(x_ND, ids_NX, weights_NX, 4), (0, -1, 0), strict=True):
+        assert array.shape[0] == 4 and (array[3] == fill).all()
 
 
 def test_any_devices_in_any_order():

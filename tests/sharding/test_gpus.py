@@ -107,8 +107,9 @@ def test_launched_again_and_again(platform):
 
     def launch(i: int):
         joined = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(n)]
-        mesh = ["--mesh", f"expert={n}"] if i % 4 else []  # each for itself, every fourth time
-        commands = [command(*mesh, *joined, "--process-id", str(rank)) for rank in range(n)]
+        mesh = f"expert={n}" if i % 4 else f"data={n}"  # every fourth time each has all experts
+        joined += ["--mesh", mesh, "--process-id"]
+        commands = [command(*joined, str(rank)) for rank in range(n)]
         said = run(commands, timeout_s=100, platform=platform)
         for code, _, err, _ in said:
             assert code == 0, f"launch {i}: {err[-2000:]}"
