@@ -86,6 +86,12 @@ def test_others_speak_after_the_assistant(tokenizer):
     ]
 
 
+def test_a_role_that_is_said_again(tokenizer):
+    """The prompt ended in `assistant`; some models begin with it once more."""
+    ids = ids_of("assistant<|channel|>final<|message|>a<|return|>", tokenizer)
+    assert parse(ids, tokenizer, strict=True) == [Message("assistant", "a", "final")]
+
+
 @pytest.mark.parametrize("end", ["<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"])
 def test_every_end_ends_a_message(end, tokenizer):
     parsed = parse(ids_of(f"<|channel|>final<|message|>a{end}", tokenizer), tokenizer, strict=True)
