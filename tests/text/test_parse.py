@@ -176,6 +176,11 @@ MALFORMED = {
     ),
     "no role": ("<|start|><|message|>a<|end|>", [Message("assistant", "a")], ""),
     "empty recipient": (" to=<|message|>a<|end|>", [Message("assistant", "a")], ""),
+    "end in a later header": (
+        "<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|return|>",
+        [Message("assistant", "a", "final")],
+        "<|start|>assistant<|channel|>final<|return|>",
+    ),
     "another's message in a header": (
         "<|channel|>analysis<|start|>user<|message|>a<|end|>",
         [Message("user", "a")],
