@@ -55,6 +55,16 @@ def test_calls(tokenizer):
     assert mask[-1] == 1
 
 
+def test_a_final_message_ends_the_turn_whoever_speaks_next(tokenizer):
+    """The model does not learn to go on after it: the next header was begun for it."""
+    again = Message("assistant", "b", "final")
+    ids, mask = render_training([Message("user", "x"), again, again], tokenizer)
+    assert learned(ids, mask, tokenizer) == [
+        "<|channel|>final<|message|>b<|end|>",
+        "<|channel|>final<|message|>b<|return|>",
+    ]
+
+
 def test_what_is_learned_follows_the_prompt(tokenizer):
     """prompt + what is sampled == what is learned from, whatever came before."""
     for messages in (TWO_TURNS, TWO_TURNS[:2], [*TWO_TURNS[:3], CALL, RESULT, TWO_TURNS[3]]):
