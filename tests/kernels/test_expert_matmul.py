@@ -14,6 +14,7 @@ from gptoss_jax.kernels.expert_matmul import (
     ExpertWeights,
     expert_matmul,
     layout_for,
+    mixture,
     swiglu,
 )
 
@@ -215,6 +216,28 @@ def test_a_cut_of_the_checkpoint_turns_into_a_cut_of_the_lanes():
     lanes = cut(whole, {"gate_up": 32, "ffn": 1})
     for name in ("gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales"):
         np.testing.assert_array_equal(getattr(small, name), getattr(lanes, name))
+
+
+def test_the_mixture_is_choice_experts_and_residual(experts):
+    x, _, _ = random_rows(12, 9)
+    rng = np.random.default_rng(12)
+    logits = jnp.asarray(rng.integers(-2, 3, (9, 5)), jnp.float32)  # ties
+    residual = jnp.asarray(rng.normal(size=x.shape), jnp.bfloat16)
+    live = jnp.arange(9) % 4 != 2
+    how = dict(chosen=3, limit=LIMIT, alpha=ALPHA)
+    got = np.asarray(mixture(x, logits, live, experts, residual, **how, backend="xla"))
+    ids = jnp.argsort(-logits, axis=1, stable=True)[:, :3].astype(jnp.int32)
+    weights = jax.nn.softmax(jnp.take_along_axis(logits, ids, axis=1), axis=1)
+    ids = jnp.where(live[:, None], ids, -1)
+    want = np.asarray(residual).astype(np.float64) + in_float64(x, ids, weights, experts)
+    assert got.dtype == jnp.bfloat16
+    # Rounded once: half of the last of 8 bits, and a hidden value that rounds the other way.
+    off = np.abs(got.astype(np.float64) - want)
+    assert (off <= 2**-9 * np.abs(want) + 2e-3 * np.abs(want - np.asarray(residual)).max()).all()
+    np.testing.assert_array_equal(got[2], np.asarray(residual)[2])
+    for chosen, row in ((0, logits), (6, logits), (3, logits[:, :4])):
+        with pytest.raises(ValueError, match="5 experts"):
+            mixture(x, row, live, experts, residual, **how | dict(chosen=chosen))
 
 
 def test_refusals(experts):
