@@ -158,9 +158,7 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """U+FFFD where a character was left unfinished, else ""; ready for the next text."""
-        tail = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return tail
+        return self._utf8.decode(b"", final=True)
 
 
 def _checked(id: int) -> int:

@@ -88,7 +88,8 @@ def test_truncation_and_padding_in_the_file_are_not_obeyed(make_bytes_only):
     inner = make_bytes_only()
     inner.enable_truncation(3)
     inner.enable_padding(length=5)
-    assert len(Tokenizer(inner).encode("abcdefg")) == 7
+    tokenizer = Tokenizer(inner)
+    assert [len(tokenizer.encode(text)) for text in ("", "ab", "abcdefg")] == [0, 2, 7]
 
 
 def test_streaming_holds_back_unfinished_characters(small):
