@@ -236,7 +236,9 @@ def _random(key, name: str, shape: tuple[int, ...], dtype) -> Array:
 class Timed:
     """One model's compiled programs, run for the clock."""
 
-    def __init__(self, model: GptOss):
+    def __init__(self, model: GptOss, *, first_token: bool = True):
+        """first_token: time that behind each prefill too, which compiles one more program."""
+        self.first_token = first_token
         self.config, self.dtype, self.mesh = model.config, model.dtype, model.mesh
         self.graph, state = nnx.split(model)
         self.leaves, self.tree = jax.tree.flatten(state)
@@ -268,13 +270,15 @@ class Timed:
             return _row(cell, cell.batch, ms / STEPS, floor)
         floor = prefill_floor_ms(self.config, cell.context)
         row = _row(cell, cell.context, ms, floor)
+        if not self.first_token:
+            return row
         return row | {"first_token_ms": round(_median_ms(self._prefill(cell, first=True)), 2)}
 
     def ready(self, cell: Cell) -> Callable[[], None]:
         """What is timed, run once already: nothing is left to compile."""
         made = self._decode(cell) if cell.what == "decode" else self._prefill(cell)
         made()
-        if cell.what == "prefill":
+        if cell.what == "prefill" and self.first_token:
             self._prefill(cell, first=True)()
         return made
 
@@ -332,7 +336,8 @@ class Timed:
     def _keys(self, cell: Cell) -> Iterator[tuple]:
         """The programs that a cell runs: ("decode", slots, batch), ("prefill", slots, tokens)."""
         slots = self._slots(cell.context)
-        yield "decode", slots, cell.batch  # after a prefill: for the first token
+        if cell.what == "decode" or self.first_token:
+            yield "decode", slots, cell.batch
         if cell.what == "prefill":
             yield from {("prefill", slots, size) for _, size in self._chunks(cell.context)}
 
@@ -450,7 +455,7 @@ def _header(model: str, timed: Timed, ready_s: float, compile_s: float) -> dict:
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "date": datetime.date.today().isoformat(),
-        "commit": _commit(),
+        "commit": commit(),
         "parameters_gb": round(sum(leaf.nbytes for leaf in timed.leaves) / 1e9, 3),
         "ready_s": round(ready_s, 1),
         "compile_s": round(compile_s, 1),
@@ -458,7 +463,7 @@ def _header(model: str, timed: Timed, ready_s: float, compile_s: float) -> dict:
     }
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     try:
         git = ["git", "rev-parse", "--short", "HEAD"]
         return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None

@@ -119,7 +119,7 @@ def measure(
     try:
         for how in dict.fromkeys(how for how, _ in wanted):
             made.dispatch = how
-            timed[how] = bench.Timed(made)
+            timed[how] = bench.Timed(made, first_token=False)
         say(f"{name}: made in {time.monotonic() - begun:.0f} s")
         for how, run in timed.items():
             failed |= _compiled(run, how, [cell for h, cell in wanted if h == how])
@@ -188,7 +188,7 @@ def record(rows: Iterable[dict]) -> dict:
         "gpus": len(jax.devices()),
         "jax": jax.__version__,
         "date": datetime.date.today().isoformat(),
-        "commit": bench._commit(),
+        "commit": bench.commit(),
         "rows": list(rows),
     }
 
@@ -256,7 +256,7 @@ def draw(rows: list[dict], title: str = "", path: str | Path | None = None):
     rows = [r for r in compared(rows) if r["speedup"] is not None and r["gpus"] > 1]
     groups = list(dict.fromkeys(map(_group, rows)))
     kinds = list(dict.fromkeys((r["mesh"], r["dispatch"]) for r in rows))
-    figure = style.figure(2 + 1.1 * max(len(groups), 1), 3.5)
+    figure = style.figure(3 + 1.1 * max(len(groups), 1), 3.5)
     axes = figure.subplots()
     width = 0.8 / max(len(kinds), 1)
     for k, (mesh, how) in enumerate(kinds):
@@ -267,7 +267,7 @@ def draw(rows: list[dict], title: str = "", path: str | Path | None = None):
             - 0.4
             for r in here
         ]
-        colour = style.COLOURS[k % len(style.COLOURS)]
+        colour = style.COLOURS[1:][k % 7]  # hatched in black
         high = [r["speedup"] for r in here]
         axes.bar(at, high, width, color=colour, label=f"{mesh}, {how}")
         lost = [r["speedup"] * r["share"] for r in here]
@@ -279,7 +279,8 @@ def draw(rows: list[dict], title: str = "", path: str | Path | None = None):
         for model, what, batch, context in groups
     ]
     axes.set_xticks(range(len(groups)), names, fontsize="small")
-    axes.set(ylabel="speed of one GPU = 1", title=title)
+    axes.set(ylabel="one GPU = 1; hatched: in collectives")
+    axes.set_title(title, fontsize="small")
     if kinds:
         axes.legend(fontsize="small")
     if path is not None:
