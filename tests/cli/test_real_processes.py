@@ -67,6 +67,7 @@ def test_two_processes_share_one_model_and_one_speaks(checkpoint):
 EARLY = """
 import json, sys
 from gptoss_jax.cli import main
+sys.stdin = None  # closed, as some launchers leave it
 for args in json.loads(sys.argv[1]):
     try:
         main(args)
@@ -99,10 +100,7 @@ def test_a_wrong_path_or_number_is_noticed_before_anything_heavy_is_imported(tmp
     ]
     usage = [["generate"], ["generate", "Hi", "--temperature", "nan"], ["bench", "--batch", "0"]]
     done = subprocess.run(
-        [sys.executable, "-c", EARLY, json.dumps(bad + usage)],
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: os.close(0),  # no standard input, as some launchers leave it
+        [sys.executable, "-c", EARLY, json.dumps(bad + usage)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1"] * len(bad) + ["2"] * len(usage)

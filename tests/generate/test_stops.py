@@ -87,6 +87,14 @@ def test_logits_that_are_not_finite_raise_and_name_the_row(chain, temperature):
         next(steps)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_did_not_stop(chain, temperature):
+    """What its argmax gives is token 0, which here ends a turn."""
+    sampler = gj.Sampler(temperature=temperature)
+    with pytest.raises(ValueError, match="row 0 hold NaN"):
+        gj.generate(chain, [[30]], max_new_tokens=4, sampler=sampler, stop_tokens=[0])
+
+
 def test_ids_without_text_are_never_drawn():
     chain = Chain()
     chain.text_vocab = RETURN  # 3 -> RETURN is impossible now: 29 equal others remain, then 5
