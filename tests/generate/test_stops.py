@@ -9,6 +9,7 @@ from flax import nnx
 from tiny import TINY
 
 import gptoss_jax as gj
+from gptoss_jax import generation
 
 V, RETURN, CALL, END, BROKEN = TINY.vocab, 50, 51, 49, 40
 # 1 -> 2 -> 3 -> return;  10 -> 11 -> call;  20 -> end -> 21 -> 22 -> 20 -> ...;  30 -> 41 -> NaN
@@ -69,6 +70,18 @@ def test_stop_tokens_given_replace_the_models(chain, stop_tokens, tokens, reason
     assert [step.finish_reason for step in steps[:-1]] == [None] * (len(steps) - 1)
     assert steps[-1].finish_reason == reason
     assert len(steps) == max(len(tokens), 1)
+
+
+@pytest.mark.parametrize(
+    ("length", "new", "slots"), [(100, 28, 128), (100, 29, 256), (1, 250, 256)]
+)
+def test_every_position_has_a_slot(chain, length, new, slots):
+    """What finds no slot would be dropped in silence."""
+    run = generation._Run(
+        chain, [np.ones(length, np.int32)], max_new_tokens=new, sampler=gj.Sampler(),
+        stop_tokens=(), seeds=None, logprobs=False, top=0,
+    )  # fmt: skip
+    assert run.cache.capacity == slots >= length + new
 
 
 def test_a_stop_on_the_last_allowed_token_is_a_stop(chain):
