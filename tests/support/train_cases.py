@@ -40,10 +40,15 @@ SMALL = Config(
 @functools.cache
 def harmony_tokenizer() -> Tokenizer:
     """A token is a byte; Harmony's control tokens by name."""
+    return Tokenizer(recipe_tokenizer().letters())
+
+
+def recipe_tokenizer():
+    """The recipe's module that makes tokenizers."""
     spec = importlib.util.spec_from_file_location("tiny_tokenizer", RECIPES / "tokenizer.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return Tokenizer(module.letters())
+    return module
 
 
 @functools.cache

@@ -1,21 +1,35 @@
 """Whole runs: learning, SIGKILL and resume to the bit, NaN, devices, export."""
 
 import os
+import shutil
 import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train_cases import SMALL, counting, killed, lines, losses, network, start, write_run
+from train_cases import (
+    SMALL,
+    counting,
+    harmony_tokenizer,
+    killed,
+    lines,
+    losses,
+    network,
+    parameters,
+    recipe_tokenizer,
+    start,
+    write_run,
+)
 
 import gptoss_jax as gj
-from gptoss_jax.train import Batches, NotFinite, Settings, Trainer, run
+from gptoss_jax.train import Batches, Documents, NotFinite, Settings, Trainer, optimizer, run
 from gptoss_jax.train.checkpoints import Checkpoints
+from gptoss_jax.train.loop import Metrics, export
 from gptoss_jax.train.quantise import is_expert_weight, rounded
 from gptoss_jax.train.step import initial
 
-STEPS = 24
+STEPS = 25  # no multiple of checkpoint_every, 2: the last step is saved for its own sake
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +53,25 @@ def test_a_run_learns_and_says_so(unbroken):
     first, last = written[0], result.metrics
     assert last["step"] == result.step == STEPS
     assert last["loss"] < 0.75 * first["loss"]
+    valid = written[-1]["valid_loss"]
+    assert valid == pytest.approx(held_out_loss(folder, result.params), rel=1e-6)
     # 53 ids, random weights: the first loss is not far above that of guessing.
     assert first["loss"] == pytest.approx(np.log(SMALL.vocab), rel=0.2)
     assert first["rate"] == 0.0 and written[2]["rate"] == pytest.approx(0.01)
     assert all(1 <= line["aux"] < SMALL.experts for line in written if "aux" in line)
-    valid = written[-1]["valid_loss"]
     assert last["loss"] * 0.5 < valid < first["loss"]
     assert (folder / "run" / "loss.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def held_out_loss(folder, params):
+    """Of the rounded model, which is what will be exported: a mean over tokens, not over rows."""
+    batches = Batches(Documents.load(folder / "valid.npz"), row=24, rows=4, seed=0)
+    loss = jax.jit(lambda params, batch: network(SMALL, 24).loss(params, batch, quantised=True)[0])
+    count = -(-len(batches.packed) // 4)
+    assert count > 1
+    parts = [batches.at(i) for i in range(count)]
+    weights = [part["weights"].sum() for part in parts]
+    return np.average([float(loss(params, part)) for part in parts], weights=weights)
 
 
 def test_killed_at_any_step_and_resumed_gives_the_same_bits(unbroken, tmp_path):
@@ -56,6 +82,8 @@ def test_killed_at_any_step_and_resumed_gives_the_same_bits(unbroken, tmp_path):
     result = run(config, progress=False)
     same_bits(result.params, whole.params)
     assert losses(tmp_path / "run") == losses(folder / "run")
+    written = [line["step"] for line in lines(tmp_path / "run")]
+    assert written == list(range(1, STEPS + 1))  # steps done twice are told once
 
 
 def test_killed_while_a_checkpoint_is_written(unbroken, tmp_path):
@@ -77,7 +105,7 @@ run({path!r}, progress=False)
     assert "2" in names and "4" not in names
     same_bits(run(config, progress=False).params, whole.params)
     assert losses(tmp_path / "run") == losses(folder / "run")
-    assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == [str(STEPS - 2), str(STEPS)]
+    assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == [str(STEPS - 1), str(STEPS)]
 
 
 def test_a_finished_run_is_not_run_again(unbroken):
@@ -94,6 +122,10 @@ def test_another_run_s_folder_is_refused(unbroken, tmp_path):
     config = write_run(folder, steps=STEPS, name="other.toml", **changed)
     with pytest.raises(ValueError, match=r"differs in optimizer\.peak, run\.seed"):
         run(config, progress=False)
+    counting(41).save(tmp_path / "train.npz")
+    shutil.copytree(folder / "run", tmp_path / "run")
+    with pytest.raises(ValueError, match="holds another run, which differs in data"):
+        run(write_run(tmp_path, steps=STEPS), progress=False)
 
 
 def test_two_devices_train_as_one_does(unbroken, tmp_path):
@@ -132,17 +164,70 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypa
     assert (tmp_path / "run" / "loss.png").exists()
 
 
-def test_a_step_with_nan_changes_nothing(unbroken):
+def test_a_step_with_nan_changes_nothing(unbroken, monkeypatch):
     folder, _ = unbroken
-    trainer = Trainer(Settings.load(write_run(folder, steps=STEPS, name="nan.toml")))
+    for what in ("loss", "gradient"):
+        if what == "gradient":
+            monkeypatch.setattr(optimizer, "norm", lambda tree: jnp.float32(jnp.inf))
+        trainer, state, batch = at_start(folder)
+        if what == "loss":
+            batch["weights"][0, 0] = np.inf
+        before = jax.tree.map(np.asarray, state)
+        after, measured = trainer._step(state, jax.device_put(batch, trainer.over_rows))
+        assert not bool(measured["finite"]) and int(after["step"]) == 0
+        same_bits(after["params"], before["params"])
+        jax.tree.map(np.testing.assert_array_equal, after["optimizer"], before["optimizer"])
+
+
+def at_start(folder):
+    """(trainer, a state before the first step, the first batch)"""
+    trainer = Trainer(Settings.load(write_run(folder, steps=STEPS, name="other_run.toml")))
     state = initial(SMALL, 0, trainer.transformation)
-    batch = trainer.batches.at(0)
-    batch["weights"][0, 0] = np.inf
-    before = {name: np.asarray(x) for name, x in state["params"].items()}
-    state = jax.device_put(state, trainer.everywhere)
-    after, measured = trainer._step(state, jax.device_put(batch, trainer.over_rows))
-    assert not bool(measured["finite"]) and int(after["step"]) == 0
-    same_bits(after["params"], before)
+    return trainer, jax.device_put(state, trainer.everywhere), trainer.batches.at(0)
+
+
+def test_rounding_begins_at_its_step(unbroken):
+    trainer, state, batch = at_start(unbroken[0])
+    placed = jax.device_put(batch, trainer.over_rows)
+    expected = {
+        quantised: float(trainer._valid_loss(state["params"], placed, quantised=quantised)[0])
+        for quantised in (False, True)
+    }
+    assert expected[True] != pytest.approx(expected[False], rel=1e-5)
+    start = trainer.settings.run.quantise_from
+    for step in (start - 1, start):
+        again = jax.tree.map(jnp.array, state) | {"step": jnp.int32(step)}  # donated
+        _, measured = trainer._step(again, placed)
+        assert float(measured["loss"]) == pytest.approx(expected[step >= start], rel=1e-6)
+
+
+def test_metrics_every_so_many_steps(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo')
+    metrics = Metrics(file, 1, every=3)
+    for step in range(2, 9):
+        values = {"step": step, "loss": float("inf") if step == 7 else 0.5, "tokens": 10}
+        assert metrics.note(values)["tokens_per_s"] > 0
+    metrics.close()
+    assert losses(tmp_path) == {1: 1.0, 3: 0.5, 6: 0.5, 7: None}
+
+
+def test_export_brings_the_tokenizer_and_every_token_that_ends_a_turn(tmp_path):
+    tokenizer = harmony_tokenizer()
+    (tmp_path / "t").mkdir()
+    recipe_tokenizer().letters().save(str(tmp_path / "t" / "tokenizer.json"))
+    settings = Settings.load(
+        write_run(
+            tmp_path,
+            model_vocab=tokenizer.size,
+            data_tokenizer="t/tokenizer.json",
+            run_export="out",
+        )
+    )
+    export(settings, parameters(settings.model))
+    ends = {tokenizer.special[name] for name in ("<|return|>", "<|call|>", "<|endoftext|>")}
+    assert set(gj.load(tmp_path / "out").stop_tokens) == ends
+    assert gj.Tokenizer.load(tmp_path / "out").encode("To be") == tokenizer.encode("To be")
 
 
 def test_data_that_cannot_be_learned_is_refused(tmp_path):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from train_cases import SMALL, network, parameters
 
 from gptoss_jax.train import Batches, Documents
@@ -76,6 +77,8 @@ def test_bfloat16_computes_with_float32_masters(batch, plain):
     net = Network.of(ONE, compute=jnp.bfloat16, row=ROW, remat=False)
     kept = {name for name, dtype in net.dtypes.items() if dtype == jnp.float32}
     assert {name.rsplit(".", 1)[-1] for name in kept} == {"scale_D", "sinks_KG", "router_bias_E"}
+    made = jax.eval_shape(lambda params: nnx.state(net.model(params, True)), parameters(ONE))
+    assert [leaf.dtype for leaf in jax.tree.leaves(made)] == list(net.dtypes.values())
     (loss, _), grads = gradients(net, batch[1])
     expected = float(plain[0][1]["loss"])
     # bfloat16 keeps 8 bits; losses near 5 differ in the third digit.
