@@ -15,6 +15,13 @@ def test_a_config_file(tmp_path):
     assert settings.optimizer.peak == 1.0 and isinstance(settings.optimizer.peak, float)
 
 
+def test_a_start_is_a_folder_beside_the_file_or_a_name(tmp_path):
+    file = write_run(tmp_path, run_start="before")
+    assert Settings.load(file).run.start == "before"
+    (tmp_path / "before").mkdir()
+    assert Settings.load(file).run.start == str(tmp_path / "before")
+
+
 def test_lists_become_tuples(tmp_path):
     settings = Settings.load(write_run(tmp_path, model_sliding=[True, True], model_eos=[3, 4]))
     assert settings.model.sliding == (True, True) and settings.model.eos == (3, 4)

@@ -56,8 +56,21 @@ def test_loss_is_the_mean_over_documents_run_alone(batch, plain):
     assert 1.0 <= float(parts["aux"]) < ONE.experts
 
 
+def test_padding_changes_nothing(batch, plain):
+    padded = {  # a row of no documents, as the last batch of a small file has
+        name: np.concatenate([x, np.full((1, ROW), -1 if name == "positions" else 0, x.dtype)])
+        for name, x in batch[1].items()
+    }
+    loss = jax.jit(lambda params, batch: network(ONE, ROW).loss(params, batch, aux=0.5)[1])
+    for name, value in loss(parameters(ONE), padded).items():
+        assert float(value) == pytest.approx(float(plain[0][1][name]), rel=1e-6), name
+
+
 def test_remat_changes_memory_and_not_gradients(batch, plain):
     net = Network.of(ONE, compute=jnp.float32, row=ROW, remat=True)
+    for which, has in ((net, True), (network(ONE, ROW), False)):
+        traced = jax.make_jaxpr(which.loss)(parameters(ONE), batch[1])
+        assert has == any(str(e.primitive) in ("remat2", "checkpoint") for e in traced.eqns)
     (loss, _), grads = gradients(net, batch[1], aux=0.5)
     (expected, _), expected_grads = plain
     assert float(loss) == pytest.approx(float(expected), rel=1e-6)
