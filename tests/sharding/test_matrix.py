@@ -186,6 +186,10 @@ def test_descriptions(tmp_path):
         s.data.nbytes for x in jax.tree.leaves(nnx.state(model)) for s in x.addressable_shards
     )
     assert sum(bars) == pytest.approx(held)
+    # What the table says of one device is an eighth of it.
+    number, unit = per_device[0].split(": ")[1].split()
+    unit_bytes = 1024 ** ["B", "KiB", "MiB", "GiB"].index(unit)
+    assert float(number) * unit_bytes == pytest.approx(held / 8, rel=0.01)
 
     ids = np.array([[0, 1], [7, 1], [-1, -1]])
     load_ES = sharding.expert_load(ids, 8, model.mesh)

@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import jax
 import meshed
 import numpy as np
 import pytest
@@ -119,6 +120,15 @@ def test_a_lost_process_stops_the_others(killed):
     assert lost == -9 if killed else (lost != 0 and "this one fails" in err1)
     assert code not in (0, None)
     assert seconds - died < 30, (seconds, died)
+
+
+def test_jax_is_told_when_a_peer_is_dead_and_not_to_look_around(monkeypatch):
+    told = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *a, **k: told.append((a, k)))
+    assert sharding.start(coordinator="here:1", processes=2, process_id=1, heartbeat_s=7)
+    ((where, how),) = told
+    assert where == ("here:1", 2, 1) and how["cluster_detection_method"] == "deactivate"
+    assert how["heartbeat_timeout_seconds"] == how["shutdown_timeout_seconds"] == 7
 
 
 def test_start_needs_a_whole_triple_or_a_cluster():
