@@ -109,9 +109,9 @@ def _fill(
 ) -> None:
     """Replaces every abstract parameter of the model by the checkpoint's."""
     empty = {_dotted(path): v for path, v in nnx.to_flat_state(nnx.state(model, nnx.Param))}
-    # A CPU's arrays may be the very memory they are made from, and a file can be written over:
-    # `place` must be given copies.
-    own = mesh is not None and mesh.devices.flat[0].platform == "cpu"
+    # A CPU's arrays may be the very memory they are made from (where it begins at a multiple of 64
+    # bytes, even with may_alias=False), and a file can be written over: there, copies are read.
+    own = _platform(mesh) == "cpu"
     parts = parts_of(found, watch, dtype, own=own)
     filled: dict[str, jax.Array] = {}
     with _bar(sum(p.nbytes for p in parts.values())) as bar:
@@ -143,7 +143,7 @@ def _fill(
 def _placed(name: str, part: Part, found: Checkpoint, mesh: Mesh | None, layout: str) -> jax.Array:
     if mesh is not None:
         return place(part, parameter_sharding(name, found.config, mesh, layout))
-    return jax.device_put(part[...], may_alias=False)
+    return jax.device_put(part[...])
 
 
 def _decoded(stem: str, blocks: Part, scales: Part, dtype, found: Checkpoint, mesh: Mesh | None):
@@ -164,6 +164,13 @@ def _decoder(final: NamedSharding):
 def _decode_each(blocks, scales, dtype):
     """Expert by expert: the int32 temporaries of a whole 20b stack would be 2 GB."""
     return jax.lax.map(lambda part: mxfp4.decode(*part, dtype), (blocks, scales))
+
+
+def _platform(mesh: Mesh | None) -> str:
+    """Of the devices that the parameters go to."""
+    if mesh is not None:
+        return mesh.devices.flat[0].platform
+    return next(iter(jax.device_put(np.int32(0)).devices())).platform
 
 
 def _dotted(path: tuple) -> str:

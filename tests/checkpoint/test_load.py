@@ -309,6 +309,27 @@ def test_loaded_model_does_not_follow_the_file(tmp_path):
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("sizes", [None, dict(expert=2)], ids=str)
+def test_not_even_where_the_file_is_aligned(tmp_path, sizes):
+    """A CPU's arrays may be the very memory they are made from, where that begins at a multiple of
+    64 bytes: here the embeddings do."""
+    path = edited.folder(tmp_path / "x") / "model.safetensors"
+    tensors = edited.tensors(checkpoints.make_weights(edited.SMALL), "mxfp4")
+    name = "model.embed_tokens.weight"
+    checkpoints.save(path, {name: tensors.pop(name)} | tensors)
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    padded = whole[8 : 8 + length] + b" " * (-(8 + length) % 64)
+    start = 8 + len(padded)
+    path.write_bytes(len(padded).to_bytes(8, "little") + padded + whole[8 + length :])
+    model = load(path.parent, mesh=sizes and cpu_mesh(**sizes))
+    before = np.array(model.embed.weight_VD[...], copy=True)
+    with path.open("r+b") as f:
+        f.seek(start)
+        f.write(b"\x55" * before.nbytes)
+    assert np.array_equal(np.asarray(model.embed.weight_VD[...]), before)
+
+
 def test_layers_keep_their_numbers(tmp_path):
     """Twelve layers, whose names do not sort as numbers, each with its own tag."""
     numbers = edited.SMALL.replace(layers=12, embed=32, ffn=32, experts=2)
@@ -357,9 +378,9 @@ def test_experts_are_turned_for_the_kernels_and_back(tmp_path, monkeypatch, size
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic"])
 def test_a_backend_that_cannot_run_is_refused_before_reading(tmp_path, backend):
-    if jax.default_backend() == "gpu" and backend == "triton":
-        pytest.skip("it runs here")
-    with pytest.raises(NotImplementedError, match=backend.title() + "|NVIDIA"):
+    if jax.default_backend() == "gpu":
+        pytest.skip("it may run here")
+    with pytest.raises(NotImplementedError, match="NVIDIA|Hopper|'mosaic' needs jax 0.11"):
         load(tmp_path / "nothing", backend=backend)
 
 
