@@ -39,9 +39,33 @@ def test_rounding_follows_the_rule(values, exponent):
         np.float32
     )
     for case in (block if np.abs(block).max() < 2.0**125 else shrunk, shrunk):
-        got = np.asarray(rounded_(jnp.asarray(case[None])))[0]
-        # Compared by bits: XLA's CPU backend takes subnormals for zero, NumPy does not.
-        np.testing.assert_array_equal(got, by_loops(case.astype(float)).astype(np.float32))
+        same_bits(rounded_(jnp.asarray(case[None])), by_loops(case.astype(float))[None])
+
+
+def same_bits(got, expected):
+    """By bits: the sign of zero counts, and XLA's CPU backend takes subnormals for zero."""
+    expected = np.asarray(expected).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(got).view(np.uint32), expected.view(np.uint32))
+
+
+def test_every_tie_and_both_zeros():
+    # MX06. Scale 1: magnitudes 0 0.5 1 1.5 2 3 4 6 have codes 0 to 7; ties go to the even code.
+    x = np.zeros((1, 32), np.float32)
+    x[0, :9] = [4, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 0]
+    even = np.zeros((1, 32))
+    even[0, :9] = [4, 0, 1, 1, 2, 2, 4, 4, 0]
+    same_bits(rounded_(jnp.asarray(x)), even)
+    same_bits(rounded_(jnp.asarray(-x)), -even)
+
+
+def test_the_smallest_scales():
+    # From 2**-125 down the scale stays at byte 0, 2**-127, and less and less is left of the block.
+    exponents = np.arange(-149, -118)
+    x = np.zeros((len(exponents), 32), np.float32)
+    x[:, 5], x[:, 6] = np.ldexp(1.0, exponents), np.ldexp(-0.75, exponents)
+    _, scales = encode(jnp.asarray(x))
+    assert scales[:, 0].tolist() == [max(0, e + 125) for e in exponents]
+    same_bits(rounded_(jnp.asarray(x)), [by_loops(row) for row in x.astype(float)])
 
 
 def test_idempotent_on_what_it_gives():
