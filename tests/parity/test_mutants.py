@@ -21,8 +21,9 @@ from flax import nnx
 
 import gptoss_jax as gj
 from gptoss_jax import moe, rope
+from gptoss_jax.kernels import expert_matmul as mixing
 from gptoss_jax.kernels.attention import reference as attention_reference
-from gptoss_jax.kernels.expert_matmul import swiglu
+from gptoss_jax.kernels.expert_matmul import expert_matmul, swiglu
 
 # The package's attribute of that name is the function.
 activation = sys.modules["gptoss_jax.kernels.expert_matmul.swiglu"]
@@ -239,13 +240,15 @@ def renormalised(logits, k):
     return ids, weights / weights.sum(axis=-1, keepdims=True)
 
 
-def bias_not_in_selection(self, x, norm, *_):
-    normed = norm(x)
+def bias_not_in_selection(self, x_BTD, norm, live_BT, **_):
+    normed = norm(x_BTD.reshape(-1, x_BTD.shape[-1]))
     plain = jnp.einsum("ND,ED->NE", normed, self.router_ED[...])
-    logits = plain + self.router_bias_E[...]
     _, ids = jax.lax.top_k(plain, self.chosen)
-    weights = jax.nn.softmax(jnp.take_along_axis(logits, ids, axis=-1), axis=-1)
-    return normed, logits, ids, weights
+    logits = jnp.take_along_axis(plain + self.router_bias_E[...], ids, axis=-1)
+    weights, how = jax.nn.softmax(logits, axis=-1), dict(limit=self.limit, alpha=self.alpha)
+    return x_BTD + expert_matmul(normed, ids, weights, self.experts.weights(), **how).reshape(
+        x_BTD.shape
+    )
 
 
 def without_one(gate, up, *, limit, alpha):
@@ -267,8 +270,8 @@ CODE = {
     "no concentration": (rope, "concentration", lambda config: 1.0, 0.5),
     "neighbouring channels turn": (rope, "rotate", neighbours, 0.5),
     "turned twice": (rope, "rotate", lambda x, c, s: _rotate(_rotate(x, c, s), c, s), 0.5),
-    "softmax over all experts": (moe, "top_k", softmax_over_all, 0.3),
-    "selection without bias": (moe.MoE, "route", bias_not_in_selection, 0.3),
+    "softmax over all experts": (mixing, "top_k", softmax_over_all, 0.3),
+    "selection without bias": (moe.MoE, "__call__", bias_not_in_selection, 0.3),
     "swiglu without + 1": (activation, "swiglu", without_one, 0.5),
     "up not clamped": (activation, "swiglu", up_not_clamped, 0.1),
     "everything visible": (
@@ -289,7 +292,7 @@ def test_code(monkeypatch, sound, tokens, exact, name):
 
 
 def test_renormalised_softmax_over_all_is_no_fault(monkeypatch, sound, tokens, exact):
-    monkeypatch.setattr(moe, "top_k", renormalised)
+    monkeypatch.setattr(mixing, "top_k", renormalised)
     tolerances.assert_logits(run(sound, tokens), exact["tiny"])
 
 
