@@ -1,5 +1,6 @@
 """Whole runs: learning, SIGKILL and resume to the bit, NaN, devices, export."""
 
+import json
 import os
 import shutil
 import signal
@@ -223,7 +224,8 @@ def test_export_brings_the_tokenizer_and_every_token_that_ends_a_turn(tmp_path):
     )
     export(settings, parameters(settings.model))
     ends = {tokenizer.special[name] for name in ("<|return|>", "<|call|>", "<|endoftext|>")}
-    assert set(gj.load(tmp_path / "out").stop_tokens) == ends
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert set(written["eos_token_id"]) == ends == set(gj.load(tmp_path / "out").stop_tokens)
     assert gj.Tokenizer.load(tmp_path / "out").encode("To be") == tokenizer.encode("To be")
 
 
