@@ -1,11 +1,14 @@
 """Letting the next kernel come up while this one still runs.
 
-Decoding is some hundred launches of 2 to 20 us, each waiting for the last, and about 1 us goes by
-between two of them. From compute capability 9 on, XLA launches kernels with programmatic dependent
-launch and puts `griddepcontrol.wait` in front of everything a kernel does, so that a kernel may be
-on its processors before the one that it depends on has ended. It does not say when: by default at
-the end of the last program, which saves little. A kernel that signals at its start lets the next
-one's programs take the room that its own leave free, as soon as all of its own have begun.
+Decoding is some hundred launches of 2 to 20 us, each waiting for the last, and 1.3 us went by
+between two of them (one H200, 2026-11-30: 2.87 ms for 2.27 ms of 457 kernels).
+
+From compute capability 9 on, XLA launches kernels with programmatic dependent launch and puts
+`griddepcontrol.wait` in front of everything a kernel does (seen in the PTX of jax 0.11.2), so that
+a kernel may be on its processors before the one that it depends on has ended. It does not say
+when: by default at the end of the last program. A kernel that signals at its start lets the next
+one's programs take the room that its own leave free, as soon as all of its own have begun. What
+that gains has not been measured.
 
 What the next kernel reads is safe: it waits for the end of this whole grid and for its writes.
 """

@@ -4,7 +4,7 @@
 
 Random weights of the published shapes. For each model: decoding and prefill at the batches and
 contexts below, each beside its floor; and the kernels of one decoding step, by JAX's profiler.
-About 3 minutes a model on an H200, most of it compilation, which runs on all of the host's cores.
+Most of the time is compilation, which runs on all of the host's cores.
 """
 
 import argparse

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import TINY
 
-from gptoss_jax import bench
+from gptoss_jax import bench, floors
 from gptoss_jax.cache import make
 from gptoss_jax.config import Config
 
@@ -30,8 +30,8 @@ SMALL = dataclasses.replace(TINY, layers=2, sliding=None, head_width=16, max_con
 )
 def test_decode_floor(name, batch, context, gigabytes, tokens_per_s):
     config = getattr(Config, f"gpt_oss_{name}")()
-    assert bench.decode_bytes(config, batch, context) / 1e9 == pytest.approx(gigabytes, rel=0.005)
-    speed = batch / bench.decode_floor_ms(config, batch, context) * 1e3
+    assert floors.decode_bytes(config, batch, context) / 1e9 == pytest.approx(gigabytes, rel=0.005)
+    speed = batch / floors.decode_floor_ms(config, batch, context) * 1e3
     assert speed == pytest.approx(tokens_per_s, rel=0.01)
 
 
@@ -40,7 +40,7 @@ def test_decode_bytes_by_hand():
     experts = 4 * 3 * 96 * 64 * 17 / 32
     dense = 2 * (96 * (6 + 4) * 16 + 96 * 6 * 16 + 8 * 96)
     seen = (5 + 40) * 2 * 16 * 2 * 2
-    assert bench.decode_bytes(SMALL, 1, 40) == 2 * (experts + dense) + 2 * 53 * 96 + seen
+    assert floors.decode_bytes(SMALL, 1, 40) == 2 * (experts + dense) + 2 * 53 * 96 + seen
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_decode_bytes_by_hand():
 )
 def test_prefill_floor(name, tokens, ms):
     config = getattr(Config, f"gpt_oss_{name}")()
-    assert bench.prefill_floor_ms(config, tokens) == pytest.approx(ms, rel=0.01)
+    assert floors.prefill_floor_ms(config, tokens) == pytest.approx(ms, rel=0.01)
 
 
 def test_a_filled_cache_lies_as_the_model_keeps_it():

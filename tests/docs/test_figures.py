@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from gptoss_jax.bench import decode_floor_ms, prefill_floor_ms
 from gptoss_jax.config import Config
+from gptoss_jax.floors import decode_floor_ms, prefill_floor_ms
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "docs/measured/h200-2026-11-30.json").read_text("utf-8"))
