@@ -102,6 +102,22 @@ def test_stream_gives_what_generate_gives(model, batch):
         assert [s.finish_reason for s in steps] == [None] * (NEW - 1) + ["length"]
 
 
+def test_each_step_draws_noise_of_its_own(model):
+    """Token r is the argmax of the full forward's logits and the noise of (seed, r); streamed too,
+    whose later calls go on counting."""
+    prompt, seed = PROMPTS[2], 7
+    how = dict(max_new_tokens=NEW, sampler=gj.Sampler(), seeds=[seed], stop_tokens=())
+    (new,) = gj.generate(model, [prompt], **how).tokens
+    logits = np.asarray(model([prompt + new]), np.float64)[0, len(prompt) - 1 : -1]
+    key = jax.random.wrap_key_data(np.uint32([0, seed]), impl="threefry2x32")
+    noise = [
+        jax.random.gumbel(jax.random.fold_in(key, r), (CONFIG.vocab,), mode="high")
+        for r in range(NEW)
+    ]
+    assert new == (logits + np.array(noise)).argmax(-1).tolist()
+    assert [step.token for step in gj.stream(model, prompt, **how)] == new
+
+
 def test_stream_calls_cover_the_tokens_and_grow():
     assert list(generation._stream_calls(100)) == [1, 1, 8, 16, 32, 32, 10]
     assert list(generation._stream_calls(1)) == [1]
