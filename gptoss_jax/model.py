@@ -17,6 +17,7 @@ from . import rope
 from .attention import Attention, Past
 from .cache import Cache
 from .config import Config
+from .kernels import device
 from .layers import RMSNorm, einsum, normal
 from .moe import MoE
 from .sharding import constrain, shard_lookup
@@ -110,11 +111,12 @@ class GptOss(nnx.Module):
         step = None if cache is None else Step(self.config, cache, positions_BT)
         kept = []
         run = jax.checkpoint(self._block, static_argnums=(0,)) if remat else self._block
-        for i in range(self.config.layers):
-            x_BTD, kv, tap = run(i, x_BTD, turn, positions_BT, step and step.past(i))
-            kept.append(kv)
-            if taps is not None:
-                taps.append(tap)
+        with device.placed_on(self.mesh):
+            for i in range(self.config.layers):
+                x_BTD, kv, tap = run(i, x_BTD, turn, positions_BT, step and step.past(i))
+                kept.append(kv)
+                if taps is not None:
+                    taps.append(tap)
         return self.norm(x_BTD), step and step.done(kept)
 
     def _block(self, i, x_BTD, turn, positions_BT, past):

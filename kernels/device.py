@@ -5,29 +5,48 @@ import contextvars
 
 import jax
 
-# The kind of GPU that kernels are compiled ahead for.
+# The kind of GPU that kernels are compiled ahead for, and the device that a mesh names.
 _ahead = contextvars.ContextVar("kernels_compiled_ahead_for", default=None)
+_placed = contextvars.ContextVar("kernels_placed_on", default=None)
+
+
+@contextlib.contextmanager
+def placed_on(mesh: jax.sharding.Mesh | None):
+    """Inside, kernels are chosen for the mesh's devices: a host with a GPU may mesh its CPUs."""
+    token = _placed.set(None if mesh is None else mesh.devices.flat[0])
+    try:
+        yield
+    finally:
+        _placed.reset(token)
+
+
+def here():
+    """The device that computes: the mesh's first, `jax.default_device`, or the first of all."""
+    default = jax.config.jax_default_device
+    if isinstance(default, str):
+        default = jax.local_devices(backend=default)[0]
+    return _placed.get() or default or jax.local_devices()[0]
 
 
 def nvidia() -> bool:
-    """Whether computations run on an NVIDIA GPU unless they are placed elsewhere."""
-    return _ahead.get() is not None or (
-        jax.default_backend() == "gpu" and "NVIDIA" in jax.devices()[0].device_kind
-    )
+    """Whether computations run on an NVIDIA GPU."""
+    if _ahead.get() is not None:
+        return True
+    return here().platform == "gpu" and "NVIDIA" in here().device_kind
 
 
 def dependent_launch() -> bool:
     """Whether kernels may signal the next one's launch: compute capability 9 (Hopper) and later."""
     if (kind := _ahead.get()) is not None:
         return any(name in kind for name in ("H100", "H200", "H800", "H20", "GH200", "B200"))
-    return nvidia() and float(jax.devices()[0].compute_capability) >= 9
+    return nvidia() and float(here().compute_capability) >= 9
 
 
 def require_nvidia(what: str) -> None:
     """Raises NotImplementedError for a kernel that was asked for by name and cannot run here."""
     if not nvidia():
         raise NotImplementedError(
-            f"{what} needs an NVIDIA GPU; this is {jax.devices()[0].device_kind}. "
+            f"{what} needs an NVIDIA GPU; this is {here().device_kind}. "
             "Use backend='xla'."
         )
 

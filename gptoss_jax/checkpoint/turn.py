@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from ..kernels import device
 from ..kernels.expert_matmul import layout_for
 from ..model import GptOss
 from ..sharding import relayout
@@ -17,10 +18,10 @@ def check_backend(
     Raises NotImplementedError where the named one cannot run: on this device, in this dtype, or
     with dense experts.
     """
-    layout = layout_for(backend)
+    with device.placed_on(mesh):
+        layout = layout_for(backend)
     if backend is None:
-        on_cpu = mesh is not None and mesh.devices.flat[0].platform == "cpu"
-        packed_kernels = layout != "checkpoint" and dtype == jnp.bfloat16 and not on_cpu
+        packed_kernels = layout != "checkpoint" and dtype == jnp.bfloat16
         return "triton" if packed_kernels else "xla"
     if backend in ("triton", "mosaic") and dtype != jnp.bfloat16:
         raise NotImplementedError(

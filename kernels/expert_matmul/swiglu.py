@@ -1,6 +1,7 @@
 """The experts' gated activation."""
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
@@ -20,8 +21,9 @@ def swiglu(
     if limit is not None:
         if not limit > 0:
             raise ValueError(f"swiglu's limit is positive, or None for no clamp; got {limit}.")
-        gate = jax.numpy.minimum(gate, limit)
-        up = jax.numpy.clip(up, -limit, limit)
+        # Not minimum and clip: Pallas-Triton's return the limit for a NaN, which would hide it.
+        gate = jnp.where(gate > limit, limit, gate)
+        up = jnp.where(up > limit, limit, jnp.where(up < -limit, -limit, up))
     return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
 
 

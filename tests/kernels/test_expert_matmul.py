@@ -57,6 +57,13 @@ def test_swiglu_golden(gate, up, want):
     np.testing.assert_allclose(got, want, rtol=2e-5)
 
 
+@pytest.mark.parametrize("limit", [7.0, None])
+def test_swiglu_keeps_a_nan(limit):
+    nan = jnp.float32(jnp.nan)
+    for gate, up in ((nan, 1.0), (1.0, nan), (nan, nan)):
+        assert np.isnan(swiglu(jnp.float32(gate), jnp.float32(up), limit=limit))
+
+
 def test_swiglu_without_a_limit_and_with_a_useless_one():
     assert float(swiglu(jnp.float32(100), jnp.float32(100), limit=None)) == pytest.approx(10100)
     with pytest.raises(ValueError, match="got 0"):

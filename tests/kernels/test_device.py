@@ -1,0 +1,34 @@
+"""Kernels are for the device that computes, which a host with a GPU may choose to be its CPU."""
+
+import types
+
+import jax
+import pytest
+
+from gptoss_jax import make_mesh
+from gptoss_jax.kernels import device
+
+GPU = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")
+
+
+@pytest.fixture
+def first_is_a_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda *_, **__: [GPU])
+
+
+def test_the_first_device_unless_the_mesh_or_the_default_says_otherwise(first_is_a_gpu):
+    cpu = jax.devices("cpu")[0]
+    assert device.nvidia() and device.dependent_launch()
+    with device.placed_on(make_mesh(devices=[cpu])):
+        assert not device.nvidia() and not device.dependent_launch()
+        with pytest.raises(NotImplementedError, match="triton needs an NVIDIA GPU; this is cpu"):
+            device.require_nvidia("triton")
+    with jax.default_device(cpu):
+        assert not device.nvidia()
+    with device.placed_on(None):
+        assert device.nvidia()
+
+
+def test_compiling_ahead_is_for_the_absent_gpu():
+    with device.placed_on(make_mesh(devices=jax.devices("cpu")[:1])), device.ahead_of_time():
+        assert device.nvidia() and device.dependent_launch()
