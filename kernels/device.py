@@ -35,19 +35,11 @@ def nvidia() -> bool:
     return here().platform == "gpu" and "NVIDIA" in here().device_kind
 
 
-def dependent_launch() -> bool:
-    """Whether kernels may signal the next one's launch: compute capability 9 (Hopper) and later."""
-    if (kind := _ahead.get()) is not None:
-        return any(name in kind for name in ("H100", "H200", "H800", "H20", "GH200", "B200"))
-    return nvidia() and float(here().compute_capability) >= 9
-
-
 def require_nvidia(what: str) -> None:
     """Raises NotImplementedError for a kernel that was asked for by name and cannot run here."""
     if not nvidia():
         raise NotImplementedError(
-            f"{what} needs an NVIDIA GPU; this is {here().device_kind}. "
-            "Use backend='xla'."
+            f"{what} needs an NVIDIA GPU; this is {here().device_kind}. Use backend='xla'."
         )
 
 

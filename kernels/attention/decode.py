@@ -18,7 +18,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
-from ..overlap import let_next_start
 from .spans import seen_by_one, share_of
 
 LOG2_E = math.log2(math.e)
@@ -48,9 +47,7 @@ def attention(
         splits = split_count(B * K, pl.cdiv(S, keys))
     seen = seen_by_one(q_pos_BT[:, 0], k_pos_BS, window=window)
 
-    kernel = functools.partial(
-        _partial_kernel, window=window, keys=keys, splits=splits, interpret=interpret
-    )
+    kernel = functools.partial(_partial_kernel, window=window, keys=keys, splits=splits)
     whole = jax.ShapeDtypeStruct((B, K, G, H), q_BTKGH.dtype)
     parts = (
         jax.ShapeDtypeStruct((B, K, splits, G, H), jnp.float32),
@@ -97,9 +94,8 @@ def _partial_kernel(
     window,
     keys,
     splits,
-    interpret,
 ):
-    split = let_next_start(pl.program_id(0), interpret=interpret)
+    split = pl.program_id(0)
     k, b = pl.program_id(1), pl.program_id(2)
     _, _, G, H = q_ref.shape
     S = k_ref.shape[2]
@@ -176,7 +172,7 @@ def add_splits(parts, sinks_KG, whole: jax.ShapeDtypeStruct, *, interpret: bool 
     """The splits' states added up in their order, and the sink: once, at the end."""
     B, K, G, _ = whole.shape
     return pl.pallas_call(
-        functools.partial(_sum_kernel, splits=parts[0].shape[2], interpret=interpret),
+        functools.partial(_sum_kernel, splits=parts[0].shape[2]),
         grid=(G, K, B),
         out_shape=whole,
         compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
@@ -185,8 +181,8 @@ def add_splits(parts, sinks_KG, whole: jax.ShapeDtypeStruct, *, interpret: bool 
     )(*parts, sinks_KG)
 
 
-def _sum_kernel(acc_ref, top_ref, total_ref, sinks_ref, out_ref, *, splits, interpret):
-    g = let_next_start(pl.program_id(0), interpret=interpret)
+def _sum_kernel(acc_ref, top_ref, total_ref, sinks_ref, out_ref, *, splits):
+    g = pl.program_id(0)
     k, b = pl.program_id(1), pl.program_id(2)
     H = acc_ref.shape[-1]
     n, h = jnp.arange(splits), jnp.arange(padded(H))

@@ -18,7 +18,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
-from ..overlap import let_next_start
 from .decode import LOG2_E, add_splits, attend_block, finish, padded, split_count
 from .spans import seen_by_one, share_of
 
@@ -54,7 +53,7 @@ def append_and_attend(
         jax.ShapeDtypeStruct((B, K, splits, G), jnp.float32),
     )
     k_BKSH, v_BKSH, *outs = pl.pallas_call(
-        functools.partial(_kernel, window=window, keys=keys, splits=splits, interpret=interpret),
+        functools.partial(_kernel, window=window, keys=keys, splits=splits),
         grid=(splits, K, B),
         out_shape=(
             jax.ShapeDtypeStruct(k_BKSH.shape, k_BKSH.dtype),
@@ -88,9 +87,8 @@ def _kernel(
     window,
     keys,
     splits,
-    interpret,
 ):
-    split = let_next_start(pl.program_id(0), interpret=interpret)
+    split = pl.program_id(0)
     k, b = pl.program_id(1), pl.program_id(2)
     _, _, M, H = qkv_ref.shape
     G, S = M - 2, k_ref.shape[2]

@@ -1,13 +1,13 @@
 """The Pallas-Triton kernels: tiles of rows times packed experts, and the sum over the chosen.
 
-One program computes `cols` rows r of both planes of an expert's matrix (see mxfp4.lanes) for the
-`rows` activations of a tile: two accumulators, so that gate and up meet in registers. Weights are
-the left operand: they are decoded in registers, which a Hopper tensor core reads its left operand
-from, and only the activations pass through shared memory.
+One program computes `cols` pairs of rows of an expert's matrix (see `packed`) for the `rows`
+activations of a tile: two accumulators, so that gate and up meet in registers. Weights are the left
+operand: they are decoded in registers, which a Hopper tensor core reads its left operand from, and
+only the activations pass through shared memory.
 
     acc[plane] [cols, rows] += weights[plane] [cols, lanes] @ x [lanes, rows]      for each place
 
-Per step of K: 32 * groups columns, in 8 / lanes tiles of groups * lanes lanes, four places each.
+A step is 32 * groups columns of K.
 """
 
 import dataclasses
@@ -22,8 +22,7 @@ from jax.experimental.pallas import triton as plt
 
 from ..mxfp4.codec import BLOCK
 from ..mxfp4.in_kernel import scale_of, weight_of
-from ..mxfp4.lanes import LANES, PLACES
-from ..overlap import let_next_start
+from .packed import Fragments, Lanes, ordered_width, place_of
 from .swiglu import swiglu
 
 
@@ -32,8 +31,8 @@ class Shape:
     """How one matmul is cut. Every number is a power of two, but for stages."""
 
     cols: int = 64  # weight rows of each plane in a program
-    groups: int = 8  # blocks of 32 columns in a step
-    lanes: int = 4  # of each block in one dot; groups * lanes is the depth of a dot
+    groups: int = 8  # blocks of 32 columns in a step; even for fragments
+    lanes: int = 4  # of each block in one dot, whose depth is groups * lanes; of `Lanes` only
     warps: int = 4
     stages: int = 3
     parts: int = 1  # of K, side by side in a program: tiles of one row only, see `row`
@@ -62,15 +61,6 @@ def call(body, *, name, grid, out_shape, warps, stages, interpret):
         )
 
 
-# The order of activations in memory. "natural" is column order. Large batches permute them, so that
-# a dot's tile of them is a long run (in natural order it is 16 bytes of every 64, and L2 moves
-# sectors of 32: half of what it moved was thrown away):
-#   "chunked"  in 128 columns, the 4 by 4 chunks of 8 transposed: a run for each place of a lane
-#   "joined"   in 32 columns, 4 by 8 transposed: the four places of a lane next to each other, for
-#              one dot over all of them
-CHUNKED = PLACES * BLOCK
-
-
 class Tiles(NamedTuple):
     """A schedule as the kernels take it; see routing.in_kernel. Slots are tile * rows + place."""
 
@@ -79,80 +69,34 @@ class Tiles(NamedTuple):
     row_S: Array  # int32: token * X + choice of each used slot
 
 
-def ordered_width(width: int, order: str) -> int:
-    """The width of activations in an order: whole blocks of 128 where chunked."""
-    return -(-width // CHUNKED) * CHUNKED if order == "chunked" else width
-
-
-def to_order(x_ND: Array, order: str) -> Array:
-    """Activations in an order.
-
-    chunked: value 128 i + 32 g + 8 p + j moves to 128 i + 32 p + 8 g + j, its own inverse
-    joined: value 32 g + 8 p + j moves to 32 g + 4 j + p
-    """
-    rows, width = x_ND.shape
-    if order == "chunked":
-        x_ND = jnp.pad(x_ND, ((0, 0), (0, ordered_width(width, order) - width)))
-        x = x_ND.reshape(rows, -1, PLACES, PLACES, LANES)
-        return jnp.swapaxes(x, 2, 3).reshape(rows, -1)
-    if order == "joined":
-        x = x_ND.reshape(rows, -1, PLACES, LANES)
-        return jnp.swapaxes(x, 2, 3).reshape(rows, -1)
-    return x_ND
-
-
-def split(value_C, by):
-    """Quotient and remainder by lax: the floor fix-up of // and % hides runs from Triton."""
-    by_C = jnp.full_like(value_C, by)
-    return jax.lax.div(value_C, by_C), jax.lax.rem(value_C, by_C)
-
-
-def _place_of(col_C, order):
-    """As to_order, of indices in a kernel."""
-    if order == "natural":
-        return col_C
-    rest_C, j_C = split(col_C, LANES)
-    rest_C, p_C = split(rest_C, PLACES)
-    if order == "joined":
-        return rest_C * BLOCK + j_C * PLACES + p_C
-    i_C, g_C = split(rest_C, PLACES)
-    return i_C * CHUNKED + p_C * BLOCK + g_C * LANES + j_C
-
-
 def accumulate(x_ref, weights, expert, col_C, slot_R, live_R, how, first=None):
-    """Both planes' float32 sums [C, R] of weight rows times activations.
+    """Both planes' float32 sums [C, R] of pairs of weight rows times activations.
 
     expert: of all weight rows, or [C, 1] of each. first: (first_C, first_R), the blocks of 32 at
-    which each weight row and each activation begin, of K cut into how.shape.parts; natural order.
+    which each weight row and each activation begin, of K cut into how.shape.parts.
 
     Joined, the four places of a tile are one dot, which Triton issues without waiting; else each
     is a dot of its own, and the compiler waits for it before the next overwrites its registers.
     """
-    shape, order = how.shape, how.order
+    shape = how.shape
     lanes_ref, scales_ref = weights
-    _, _, groups, _, half = lanes_ref.shape
-    lane_L = jnp.arange(shape.groups * shape.lanes)
-    group_L, within_L = split(lane_L, shape.lanes)
-    steps = pl.cdiv(part_groups(groups, shape), shape.groups)
-    whole = groups % (shape.groups * shape.parts) == 0
+    packed = packed_of(lanes_ref.shape, how)
+    total, half, width = packed.total, packed.half, packed.total * BLOCK
+    steps = pl.cdiv(part_groups(total, shape), shape.groups)
+    whole = total % (shape.groups * shape.parts) == 0
     everywhere = whole and half % shape.cols == 0 and jnp.ndim(expert) == 0
     # Of experts by row, those that are not here are not read: the id itself is compared.
     here = None if jnp.ndim(expert) == 0 else (expert >= 0) & (expert < lanes_ref.shape[0])
     col = col_C[:, None]
-    tile = (col_C.size, lane_L.size)
+    offset = None if first is None else first[0][:, None]
+    tile = (col_C.size, packed.depth)
     exact = dict(wide=how.wide, interpret=how.interpret)
-
-    def position(i, place, lane):  # of each lane of a tile in x
-        if order == "natural":
-            return (i * shape.groups + group_L) * BLOCK + place * LANES + lane + within_L
-        block_L, inner_L = split(i * shape.groups + group_L, PLACES)
-        return block_L * CHUNKED + place * BLOCK + inner_L * LANES + lane + within_L
 
     def load_x(k_L, inside_L):  # [L, R]
         k, inside = k_L[:, None], inside_L[:, None]
         if first is not None:
             k = k + first[1][None, :] * BLOCK
-            inside = k < groups * BLOCK
+            inside = k < width
         live = live_R[None, :] if whole else live_R[None, :] & inside
         live = jnp.broadcast_to(live, (k_L.size, live_R.size))
         return plt.load(x_ref.at[slot_R[None, :], k], mask=live, other=jnp.zeros((), x_ref.dtype))
@@ -162,39 +106,49 @@ def accumulate(x_ref, weights, expert, col_C, slot_R, live_R, how, first=None):
         return jax.lax.dot_general(w, x, contract, preferred_element_type=jnp.float32)
 
     def step(i, acc):
-        at_L = i * shape.groups + group_L
-        at = at_L[None, :] if first is None else at_L[None, :] + first[0][:, None]
+        at_L = i * shape.groups + packed.block()
         masked = {}
         if not everywhere:
-            mask = at < groups if half % shape.cols == 0 else (at < groups) & (col < half)
+            at = at_L[None, :] if first is None else at_L[None, :] + offset
+            mask = at < total if half % shape.cols == 0 else (at < total) & (col < half)
             mask = mask if here is None else mask & here
             masked = dict(mask=jnp.broadcast_to(mask, tile), other=jnp.uint16(0))
-        pair = plt.load(scales_ref.at[expert, at, col], **masked)
+        pair = plt.load(scales_ref.at[expert, *packed.scale_at(i, offset, col)], **masked)
         factor = [scale_of(pair, plane, **exact) for plane in (0, 1)]
         acc = list(acc)
-        for lane in range(0, LANES, shape.lanes):
-            packed = [
-                plt.load(lanes_ref.at[expert, plane, at, (lane + within_L)[None, :], col], **masked)
-                for plane in (0, 1)
-            ]
-            if order == "joined":
+        for run in packed.runs:
+            at = [packed.lane_at(i, offset, col, run, plane) for plane in packed.loads]
+            lanes = [plt.load(lanes_ref.at[expert, *index], **masked) for index in at]
+
+            def weights_at(place, plane, lanes=lanes):
+                lane = lanes[plane % len(lanes)]
+                return weight_of(lane, factor[plane], packed.code(place, plane), **exact)
+
+            if how.order == "joined":
                 k_K = i * (shape.groups * BLOCK) + jnp.arange(shape.groups * BLOCK)
-                x = load_x(k_K, k_K < groups * BLOCK)
+                x = load_x(k_K, k_K < width)
                 for plane in (0, 1):
-                    w = [weight_of(packed[plane], factor[plane], p, **exact) for p in range(PLACES)]
+                    w = [weights_at(place, plane) for place in range(packed.places)]
                     halves = [jnp.stack([w[0], w[2]], axis=-1), jnp.stack([w[1], w[3]], axis=-1)]
                     halves = [h.reshape(shape.cols, -1) for h in halves]
                     w = jnp.stack(halves, axis=-1).reshape(shape.cols, -1)
                     acc[plane] += dot(w, x)
                 continue
-            for place in range(PLACES):
-                x = load_x(position(i, place, lane), at_L < groups)
+            for place in range(packed.places):
+                x = load_x(packed.columns(i, run, place), at_L < total)
                 for plane in (0, 1):
-                    acc[plane] += dot(weight_of(packed[plane], factor[plane], place, **exact), x)
+                    acc[plane] += dot(weights_at(place, plane), x)
         return tuple(acc)
 
     zero = jnp.zeros((col_C.size, live_R.size), jnp.float32)
     return jax.lax.fori_loop(0, steps, step, (zero, zero))
+
+
+def packed_of(blocks: tuple[int, ...], how: How) -> Lanes | Fragments:
+    """How weights of this shape are read: lanes have five axes, flat fragments four."""
+    if len(blocks) == 4:
+        return Fragments(blocks, how.shape.groups, how.order)
+    return Lanes(blocks, how.shape.groups, how.shape.lanes, how.order)
 
 
 def part_groups(groups: int, shape: Shape) -> int:
@@ -218,10 +172,10 @@ def gate_up(
     alpha: float,
 ) -> Array:
     """Hidden values [T * rows, F] of every slot; slots past a tile's size are not written."""
-    count, ffn, shape = tiles.expert_T.shape[0], lanes.shape[-1], how.shape
+    count, ffn, shape = tiles.expert_T.shape[0], packed_of(lanes.shape, how).half, how.shape
 
     def body(expert_ref, size_ref, row_ref, x_ref, lanes_ref, scales_ref, bias_ref, out_ref):
-        tile = let_next_start(pl.program_id(1), interpret=how.interpret)
+        tile = pl.program_id(1)
         col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
         expert = expert_ref[tile]
 
@@ -239,7 +193,7 @@ def gate_up(
                 for plane in (0, 1)
             )
             h = swiglu(gate, up, limit=limit, alpha=alpha)
-            at = out_ref.at[slot_R[None, :], _place_of(col_C, how.order)[:, None]]
+            at = out_ref.at[slot_R[None, :], place_of(col_C, how.order)[:, None]]
             plt.store(at, h.astype(out_ref.dtype), mask=live_R[None, :] & inside_C[:, None])
 
     return call(
@@ -271,10 +225,11 @@ def down(
     out_dtype: jnp.dtype,
 ) -> Array:
     """[T * rows, D]: the sums of every slot and the bias, not yet weighted."""
-    count, half, shape = tiles.expert_T.shape[0], lanes.shape[-1], how.shape
+    count, packed, shape = tiles.expert_T.shape[0], packed_of(lanes.shape, how), how.shape
+    half = packed.half
 
     def body(expert_ref, size_ref, h_ref, lanes_ref, scales_ref, bias_ref, out_ref):
-        tile = let_next_start(pl.program_id(1), interpret=how.interpret)
+        tile = pl.program_id(1)
         col_C = pl.program_id(0) * shape.cols + jnp.arange(shape.cols)
         expert = expert_ref[tile]
 
@@ -286,9 +241,10 @@ def down(
             acc = accumulate(h_ref, weights, expert, col_C, slot_R, live_R, how)
             inside_C = col_C < half
             for plane in (0, 1):
-                bias_C = bias_at(bias_ref, expert, plane * half + col_C, inside_C)
+                to_C = packed.row_of(col_C, plane, half)
+                bias_C = bias_at(bias_ref, expert, to_C, inside_C)
                 y = (acc[plane] + bias_C[:, None]).astype(out_dtype)
-                at = out_ref.at[slot_R[None, :], (plane * half + col_C)[:, None]]
+                at = out_ref.at[slot_R[None, :], to_C[:, None]]
                 plt.store(at, y, mask=live_R[None, :] & inside_C[:, None])
 
     return call(
@@ -322,7 +278,7 @@ def combine(
 
     def body(y_ref, slot_ref, weight_ref, *refs):
         *residual_ref, out_ref = refs
-        row = let_next_start(pl.program_id(1), interpret=interpret)
+        row = pl.program_id(1)
         token_R = row * rows + jnp.arange(rows)
         col_C = pl.program_id(0) * cols + jnp.arange(cols)
         real_R, inside = token_R < tokens, (col_C < embed)[None, :]

@@ -29,7 +29,7 @@ _REGISTERS = {2: (40, 232), 3: (32, 160)}
 def matmul(
     x_SK: Array,
     tiles: tuple[Array, Array | None, Array],
-    words: Array,
+    lanes: Array,
     scales: Array,
     bias_EN: Array,
     *,
@@ -46,11 +46,11 @@ def matmul(
     x_SK: bfloat16, rows sorted by tile, and enough of them after each start for a whole width,
     which is what is copied. tiles: expert_T, start_T, size_T as mosaic.tiles_of gives them, or no
     start_T where every tile has widths[-1] rows of its own; all rows up to the next multiple of 8
-    of a tile's size are its own. widths: a tile is computed in the first that holds it. words
-    [E, N/64, K/64, 4, 128] and scales [E, N/64, K/64, 32]: see mxfp4.fragments.
+    of a tile's size are its own. widths: a tile is computed in the first that holds it. lanes
+    [E, N/64, K/64, 4, 256] and scales [E, N/64, K/64, 64]: see mxfp4.fragments.
     """
     count = tiles[0].shape[0]
-    _, blocks, steps, _, _ = words.shape
+    _, blocks, steps, _, _ = lanes.shape
     groups = min(shape.warpgroups, blocks)
     columns = pl.cdiv(blocks, groups)
     stages = min(shape.stages, steps)
@@ -59,8 +59,8 @@ def matmul(
 
     def body(*refs):
         expert_gmem, *start_gmem, size_gmem = refs[: len(given)]
-        x_gmem, words_gmem, scales_gmem, bias_gmem, out_gmem, *scratch = refs[len(given) :]
-        x_smem, words_smem, scales_smem, full, empty, *weights_smem = scratch
+        x_gmem, lanes_gmem, scales_gmem, bias_gmem, out_gmem, *scratch = refs[len(given) :]
+        x_smem, lanes_smem, scales_smem, full, empty, *weights_smem = scratch
         thread = lax.axis_index("warpgroup")
 
         def expert_of(work):
@@ -103,7 +103,7 @@ def matmul(
                     x_smem.at[slot, pl.ds(0, width)],
                     full.at[slot],
                 )
-                for source, target in ((words_gmem, words_smem), (scales_gmem, scales_smem)):
+                for source, target in ((lanes_gmem, lanes_smem), (scales_gmem, scales_smem)):
                     plgpu.copy_gmem_to_smem(
                         source.at[expert, pl.ds(block, groups), s], target.at[slot], full.at[slot]
                     )
@@ -114,7 +114,7 @@ def matmul(
         def decoded(slot):
             plgpu.barrier_wait(full.at[slot])
             return registers.decode(
-                words_smem.at[slot, thread],
+                lanes_smem.at[slot, thread],
                 scales_smem.at[slot, thread],
                 wide=wide,
                 interpret=interpret,
@@ -184,8 +184,8 @@ def matmul(
         thread_name="warpgroup",
         scratch_types=[
             plgpu.SMEM((stages, widths[-1], DEPTH), jnp.bfloat16),
-            plgpu.SMEM((stages, groups, 4, 128), jnp.uint32),
-            plgpu.SMEM((stages, groups, 32), jnp.uint32),
+            plgpu.SMEM((stages, groups, 4, 256), jnp.uint16),
+            plgpu.SMEM((stages, groups, 64), jnp.uint16),
             plgpu.Barrier(num_arrivals=3, num_barriers=stages),
             plgpu.Barrier(num_arrivals=groups, num_barriers=stages),
             # jax's interpreter multiplies only what lies in shared memory.
@@ -197,4 +197,4 @@ def matmul(
         ),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="experts_gate_up" if gate else "experts_down",
-    )(*given, x_SK, words, scales, bias_EN)
+    )(*given, x_SK, lanes, scales, bias_EN)

@@ -1,4 +1,4 @@
-"""The PTX of the Mosaic kernel, as text: decode a tile's words, gate and store, add and store.
+"""The PTX of the Mosaic kernel, as text: decode a tile's lanes, gate and store, add and store.
 
 Text alone, so that tests can run it instruction by instruction on a machine without a GPU. Operands
 are $0, $1, ... as in LLVM's inline assembly; each form says which.
@@ -44,7 +44,7 @@ def _scale(byte: int, wide: bool) -> str:
 def decode(wide: bool) -> str:
     """$0 .. $15 = the registers of a left operand of four wgmma, in their order.
 
-    $16: shared address of this thread's four words; $17: of its scale word.
+    $16: shared address of this thread's lanes, four words; $17: of its scales, one word.
     """
     lines = [
         "{ .reg .b32 t, u, w, w0, w1, w2, w3, s, f0, f1, f2, f3; .reg .pred p;",
@@ -57,7 +57,7 @@ def decode(wide: bool) -> str:
             row, block = place % 2, i // 2
             # 0x7E80 is 2**126, which a wide scale has no room for.
             lift = "mov.b32 u, 0x7E807E80; mul.rn.bf16x2 t, t, u;" if wide else ""
-            lines.append(f"{bits} {lift} mul.rn.bf16x2 ${4 * i + place}, t, f{2 * row + block};")
+            lines.append(f"{bits} {lift} mul.rn.bf16x2 ${4 * i + place}, t, f{2 * block + row};")
     return " ".join([*lines, "}"])
 
 

@@ -69,19 +69,19 @@ def _asm(results, args, text, constraints):
     return [llvm.extractvalue(result, out, [i]) for i, result in enumerate(results)]
 
 
-def decode(words_smem, scales_smem, *, wide: bool, interpret: bool):
-    """bfloat16 [64, 64] in the tensor core's registers, from [4, 128] words and [32] scales."""
+def decode(lanes_smem, scales_smem, *, wide: bool, interpret: bool):
+    """bfloat16 [64, 64] in the tensor core's registers, from [4, 256] lanes and [64] scales."""
     if interpret:
-        return decode_tile(words_smem[...], scales_smem[...])
+        return decode_tile(lanes_smem[...], scales_smem[...])
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), plgpu.RefType()),
         return_type=plgpu.ShapeDtypeStruct((ROWS, DEPTH), jnp.bfloat16, layout=plgpu.Layout.WGMMA),
     )
-    def in_registers(_, words, scales):
+    def in_registers(_, lanes, scales):
         w, g, c = _thread()
         addresses = [
-            _address(words, 32, _sum((w, 512), (g, 64), (c, 16))),
+            _address(lanes, 32, _sum((w, 512), (g, 64), (c, 16))),
             _address(scales, 32, _sum((w, 32), (g, 4))),
         ]
         constraints = ",".join(["=r"] * 16 + ["r"] * 2)
@@ -97,7 +97,7 @@ def decode(words_smem, scales_smem, *, wide: bool, interpret: bool):
             _is_signed=None,
         )
 
-    return in_registers(words_smem, scales_smem)
+    return in_registers(lanes_smem, scales_smem)
 
 
 def keep(weights, *, interpret: bool):

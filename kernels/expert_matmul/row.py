@@ -26,9 +26,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from ..overlap import let_next_start
 from ..routing.in_kernel import pick
-from .grouped import How, accumulate, bias_at, call, part_groups, split
+from .grouped import How, accumulate, bias_at, call, packed_of, part_groups
+from .packed import place_of, split
 from .swiglu import swiglu
 
 
@@ -41,22 +41,24 @@ def gate_up(
     *,
     chosen: int,
     how: How,
+    h_order: str,
     limit: float | None,
     alpha: float,
 ) -> tuple[Array, ...]:
-    """Hidden values [N * X, F]; the rows of experts that are not here are not written.
+    """Hidden values [N * X, F], in h_order; the rows of experts that are not here are not written.
 
     choice: (ids_M,), or (logits_NE, live_N), of which the expert is chosen here. Then the result is
     (h, ids_M, logit_M): who was chosen, -1 where live is 0, and their logits.
     """
-    rows, ffn, shape = x_ND.shape[0] * chosen, lanes.shape[-1], how.shape
+    packed, shape = packed_of(lanes.shape, how), how.shape
+    rows, ffn = x_ND.shape[0] * chosen, packed.half
     routed = len(choice) == 2
-    share = part_groups(lanes.shape[2], shape)
+    share = part_groups(packed.total, shape)
 
     def body(*refs):
         choice_refs, refs = refs[: len(choice)], refs[len(choice) :]
         x_ref, lanes_ref, scales_ref, bias_ref, out_ref, *said_refs = refs
-        col = let_next_start(pl.program_id(0), interpret=how.interpret)
+        col = pl.program_id(0)
         row = pl.program_id(1)
         if routed:
             logits_ref, live_ref = choice_refs
@@ -96,7 +98,7 @@ def gate_up(
                 for plane in (0, 1)
             )
             h = swiglu(gate, up, limit=limit, alpha=alpha).astype(out_ref.dtype)
-            plt.store(out_ref.at[row, col_C], h, mask=inside_C)
+            plt.store(out_ref.at[row, place_of(col_C, h_order)], h, mask=inside_C)
 
     struct = jax.ShapeDtypeStruct
     said = (struct((rows,), jnp.int32), struct((rows,), jnp.float32)) if routed else ()
@@ -139,14 +141,15 @@ def down(
     weight_M: the weights, or with `softmax` the logits that they come from. An id outside [0, E)
     adds nothing, whatever its weight.
     """
-    count, half, shape = lanes.shape[0], lanes.shape[-1], how.shape
-    share = part_groups(lanes.shape[2], shape)
+    packed, shape = packed_of(lanes.shape, how), how.shape
+    count, half = lanes.shape[0], packed.half
+    share = part_groups(packed.total, shape)
     choices = pl.next_power_of_2(chosen)
     columns = max(ROWS, choices * shape.parts)
 
     def body(ids_ref, weight_ref, h_ref, lanes_ref, scales_ref, bias_ref, *refs):
         *residual_ref, out_ref = refs
-        token = let_next_start(pl.program_id(1), interpret=how.interpret)
+        token = pl.program_id(1)
         first_col = pl.program_id(0) * shape.cols
 
         ids = [ids_ref[token * chosen + x] for x in range(chosen)]
@@ -183,7 +186,7 @@ def down(
         choice_X = jnp.arange(choices)
         for plane in (0, 1):
             sums_XC = _picked(acc[plane], wanted, (choices, shape.parts, shape.cols))
-            to_C, inside_C = plane * half + col_C, col_C < half
+            to_C, inside_C = packed.row_of(col_C, plane, half), col_C < half
             total_C = jnp.zeros((shape.cols,), jnp.float32)
             for x in range(chosen):
                 here_C = inside_C & (ids[x] >= 0) & (ids[x] < count)

@@ -17,6 +17,7 @@ from jax import Array
 from ..routing import bound, in_kernel
 from . import grouped, row
 from .grouped import How, Shape, Tiles
+from .packed import to_order
 from .weights import ExpertWeights
 
 TUNED = pathlib.Path(__file__).parent.parent / "tuned"
@@ -35,7 +36,7 @@ class Plan:
     gate_up: Shape
     down: Shape
     partial: str = "float32"
-    order: str = "natural"  # of activations, see grouped.to_order
+    order: str = "natural"  # of activations, see `packed`
 
 
 # Data-centre GPUs give a program 160 KB of shared memory or more; others 99 KB.
@@ -118,7 +119,7 @@ def expert_matmul(
     plan: Plan | None = None,
     interpret: bool = False,
 ) -> Array:
-    """As the reference, from lanes; x in bfloat16. plan None: the tuned one, or a heuristic.
+    """As the reference, from lanes or fragments; x in bfloat16. plan None: the tuned one, or a heuristic.
 
     Raises:
         NotImplementedError: for activations that are not bfloat16.
@@ -169,13 +170,16 @@ def _planned(plan, x_ND, chosen, experts, interpret) -> Plan:
 )
 def _layer(x_ND, given, experts, residual_ND, *, chosen, limit, alpha, out_dtype, plan, interpret):
     """given: logits_NE and live_N, or ids_NX and weights_NX."""
-    wide = experts.layout == "triton_wide"
-    gate_up_how = How(plan.gate_up, wide, plan.order, interpret)
+    wide = experts.layout.endswith("_wide")
+    # Of a token or a few x stays as it is: gathered in a kernel it costs less than a launch.
+    x_order = "natural" if plan.direct else plan.order
+    gate_up_how = How(plan.gate_up, wide, x_order, interpret)
     down_how = How(plan.down, wide, plan.order, interpret)
-    gate_up = experts.gate_up_blocks, experts.gate_up_scales, experts.gate_up_bias
-    down = experts.down_blocks, experts.down_scales, experts.down_bias
+    gate_up = _blocks(experts, "gate_up"), experts.gate_up_scales, experts.gate_up_bias
+    down = _blocks(experts, "down"), experts.down_scales, experts.down_bias
     gated = dict(chosen=chosen, how=gate_up_how, limit=limit, alpha=alpha)
     if plan.direct:
+        gated["h_order"] = plan.order
         summed = dict(chosen=chosen, how=down_how, out_dtype=out_dtype)
         if "ids_NX" in given:
             ids_M, weight_M = given["ids_NX"].reshape(-1), given["weights_NX"].reshape(-1)
@@ -186,12 +190,19 @@ def _layer(x_ND, given, experts, residual_ND, *, chosen, limit, alpha, out_dtype
         return row.down(h_MF, ids_M, logit_M, *down, residual_ND, softmax=True, **summed)
 
     weights_NX, tiles, slot_M = _schedule(given, chosen, experts.count, plan.rows, interpret)
-    x_ND = grouped.to_order(x_ND, plan.order)
+    x_ND = to_order(x_ND, plan.order)
     h_SF = grouped.gate_up(x_ND, tiles, *gate_up, rows=plan.rows, **gated)
     partial = jnp.dtype(plan.partial)
     y_SD = grouped.down(h_SF, tiles, *down, rows=plan.rows, how=down_how, out_dtype=partial)
     last = dict(out_dtype=out_dtype, interpret=interpret)
     return grouped.combine(y_SD, slot_M, weights_NX, residual_ND, **last)
+
+
+def _blocks(experts: ExpertWeights, name: str) -> Array:
+    """Fragments with the 1024 lanes of a tile in one axis; lanes as they are. Moves nothing."""
+    blocks = getattr(experts, f"{name}_blocks")
+    fragments = experts.layout.startswith("mosaic")
+    return blocks.reshape(*blocks.shape[:3], -1) if fragments else blocks
 
 
 def _schedule(given, chosen, experts, rows, interpret) -> tuple[Array, Tiles, Array]:

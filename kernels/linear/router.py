@@ -14,8 +14,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float
 
-from ..overlap import let_next_start
-
 
 def norm_router(
     x_ND: Float[Array, "N D"],
@@ -40,7 +38,7 @@ def norm_router(
     few = N * E <= 256  # two programs a processor
     rows, columns = rows or (1 if few else 4), columns or (1024 if few else 256)
     return pl.pallas_call(
-        functools.partial(_kernel, rows=rows, columns=columns, eps=eps, interpret=interpret),
+        functools.partial(_kernel, rows=rows, columns=columns, eps=eps),
         grid=(pl.cdiv(E, rows), N),
         out_shape=(
             jax.ShapeDtypeStruct((N, D), x_ND.dtype),
@@ -52,10 +50,8 @@ def norm_router(
     )(x_ND, norm_D, router_ED, bias_E)
 
 
-def _kernel(
-    x_ref, norm_ref, w_ref, bias_ref, normed_ref, logits_ref, *, rows, columns, eps, interpret
-):
-    tile, n = let_next_start(pl.program_id(0), interpret=interpret), pl.program_id(1)
+def _kernel(x_ref, norm_ref, w_ref, bias_ref, normed_ref, logits_ref, *, rows, columns, eps):
+    tile, n = pl.program_id(0), pl.program_id(1)
     D, E = x_ref.shape[1], w_ref.shape[0]
     e = tile * rows + jnp.arange(rows)
     e_near = jnp.minimum(e, E - 1)[:, None]

@@ -22,8 +22,6 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from ..overlap import let_next_start
-
 
 def linear(
     x_NI: Float[Array, "N I"],
@@ -52,7 +50,6 @@ def linear(
             rows=rows,
             parts=parts,
             columns=columns,
-            interpret=interpret,
         ),
         grid=(pl.cdiv(n_out, rows),),
         out_shape=jax.ShapeDtypeStruct((N, n_out), out_dtype or x_NI.dtype),
@@ -62,14 +59,14 @@ def linear(
     )(x_NI, weight_OI, *given.values())
 
 
-def _kernel(x_ref, w_ref, *refs, names, rows, parts, columns, interpret):
+def _kernel(x_ref, w_ref, *refs, names, rows, parts, columns):
     *optional, out_ref = refs
     optional = dict(zip(names, optional, strict=True))
     N, n_in = x_ref.shape
     n_out = w_ref.shape[0]
     width = max(8, pl.next_power_of_2(N))
     share = pl.cdiv(pl.cdiv(n_in, parts), columns) * columns if parts > 1 else n_in
-    first = let_next_start(pl.program_id(0), interpret=interpret) * rows
+    first = pl.program_id(0) * rows
     # Of each line of the tile of weights and of x: its part of the inner width, its place there.
     part_o, o = _divided(jnp.arange(parts * rows), rows)
     part_n, n = _divided(jnp.arange(parts * width), width)

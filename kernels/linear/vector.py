@@ -23,8 +23,6 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from ..overlap import let_next_start
-
 
 def linear(
     x_NI: Float[Array, "N I"],
@@ -55,7 +53,6 @@ def linear(
             together=together,
             columns=columns,
             eps=eps,
-            interpret=interpret,
         ),
         grid=(pl.cdiv(n_out, rows),),
         out_shape=jax.ShapeDtypeStruct((N, n_out), out_dtype or x_NI.dtype),
@@ -65,12 +62,12 @@ def linear(
     )(x_NI, weight_OI, *given.values())
 
 
-def _kernel(x_ref, w_ref, *refs, names, rows, together, columns, eps, interpret):
+def _kernel(x_ref, w_ref, *refs, names, rows, together, columns, eps):
     *optional, out_ref = refs
     optional = dict(zip(names, optional, strict=True))
     N, n_in = x_ref.shape
     n_out = w_ref.shape[0]
-    first = let_next_start(pl.program_id(0), interpret=interpret) * rows
+    first = pl.program_id(0) * rows
 
     def load(ref, row, start):
         """Columns from `start`, of one row or of each of some, as float32 [rows or 1, columns]."""

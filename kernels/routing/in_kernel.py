@@ -14,8 +14,6 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from ..overlap import let_next_start
-
 
 def _call(body, *, name, grid, out_shape, warps, interpret):
     with warnings.catch_warnings():
@@ -73,7 +71,7 @@ def top_k(
 
     def body(logits_ref, *refs):
         *live_ref, ids_ref, weights_ref = refs
-        block = let_next_start(pl.program_id(0), interpret=interpret)
+        block = pl.program_id(0)
         token_R = block * rows + jnp.arange(rows)
         real_R = token_R < tokens
         chosen, weights = _largest(*_load_logits(logits_ref, token_R, real_R, width), k)
@@ -139,7 +137,7 @@ def route(
 
     def body(logits_ref, *refs):
         *live_ref, weights_ref, expert_ref, size_ref, row_ref, slot_ref = refs
-        only = let_next_start(pl.program_id(0), interpret=interpret)
+        only = pl.program_id(0)
         token_N, expert_E = only * rows + jnp.arange(rows), jnp.arange(width)
         live_N = real_N = token_N < tokens
         if live_ref:
@@ -231,14 +229,14 @@ def make_tiles(
         )
 
     def count_body(ids_ref, rank_ref, count_ref):
-        block = let_next_start(pl.program_id(0), interpret=interpret)
+        block = pl.program_id(0)
         row_R, _, rank_R, count_E = rank(ids_ref, block)
         plt.store(rank_ref.at[row_R], rank_R)
         plt.store(count_ref.at[block, jnp.arange(width)], count_E)
 
     def place_body(*refs):
         *earlier, ids_ref, expert_ref, size_ref, row_ref, slot_ref = refs
-        block = let_next_start(pl.program_id(0), interpret=interpret)
+        block = pl.program_id(0)
         expert_E = jnp.arange(width)
         if earlier:
             rank_ref, count_ref = earlier

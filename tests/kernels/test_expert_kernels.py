@@ -21,7 +21,8 @@ from expert_cases import (
 
 from gptoss_jax.kernels import device, shapes
 from gptoss_jax.kernels.expert_matmul import ExpertWeights, mixture, triton
-from gptoss_jax.kernels.expert_matmul.grouped import Shape, to_order
+from gptoss_jax.kernels.expert_matmul.grouped import Shape
+from gptoss_jax.kernels.expert_matmul.packed import place_of, to_order
 from gptoss_jax.kernels.expert_matmul.triton import Plan, choose_plan
 from gptoss_jax.kernels.explore import candidates
 from gptoss_jax.kernels.mxfp4.in_kernel import scale_of, weight_of
@@ -35,6 +36,14 @@ JOINED = Plan(rows=16, direct=False, gate_up=HALF, down=HALF, order="joined")
 # D = 160 is 5 blocks: both parts of K have a tail in the second, and cols of 16 leave one of rows.
 PIECE = Shape(groups=1, lanes=8, cols=32, parts=2)
 ROW = Plan(rows=8, direct=True, gate_up=PIECE, down=dataclasses.replace(PIECE, warps=8))
+# Of fragments D = 192 and F = 128 are 3 and 2 steps of 64: tails again, of K and of pairs of rows.
+WHOLE = Plan(rows=16, direct=False, gate_up=STEP, down=STEP, order="fragment")
+PAIR = Shape(groups=2, cols=32, parts=2)
+FEW = Plan(
+    rows=8, direct=True, gate_up=PAIR, down=dataclasses.replace(PAIR, warps=8), order="fragment"
+)
+PLAIN = dataclasses.replace(FEW, order="natural", gate_up=dataclasses.replace(PAIR, groups=4))
+BOTH = [("triton", TILES), ("triton", ROW), ("mosaic", WHOLE), ("mosaic", FEW)]
 BFLOAT16 = 2e-3
 
 
@@ -59,33 +68,46 @@ def mixed(x, logits, live, experts, residual, *, plan):
     return triton.mixture(x, logits, live, experts, residual, **how)
 
 
+WIDTHS = {"triton": dict(embed=160, ffn=96), "mosaic": dict(embed=192, ffn=128)}
+
+
 @pytest.fixture(scope="module")
-def experts():
+def of_layout():
     # D = 160 and F = 96: 5 and 3 blocks, so every step of K and every tile of columns has a tail.
-    return random_experts(20)
+    return {layout: random_experts(20, **widths) for layout, widths in WIDTHS.items()}
 
 
-@pytest.mark.parametrize("plan", [TILES, JOINED, ROW])
-def test_kernels_equal_float64(experts, plan):
-    x, ids, weights = random_rows(21, 7)
-    got = interpreted(x, ids, weights, experts.to_layout("triton"), plan=plan)
+@pytest.fixture
+def experts(of_layout):
+    return of_layout["triton"]
+
+
+def some_rows(seed, layout, tokens=7):
+    return random_rows(seed, tokens, embed=WIDTHS[layout]["embed"])
+
+
+@pytest.mark.parametrize("layout, plan", [*BOTH, ("triton", JOINED), ("mosaic", PLAIN)])
+def test_kernels_equal_float64(of_layout, layout, plan):
+    experts = of_layout[layout]
+    x, ids, weights = some_rows(21, layout)
+    got = interpreted(x, ids, weights, experts.to_layout(layout), plan=plan)
     assert got.shape == x.shape
     assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16
 
 
-@pytest.mark.parametrize("plan", [TILES, ROW])
-def test_the_mixture_equals_float64(experts, plan):
+@pytest.mark.parametrize("layout, plan", BOTH)
+def test_the_mixture_equals_float64(of_layout, layout, plan):
     """Choice, experts and residual; a row of padding, one of ties, one whose logits hold a NaN."""
     rng = np.random.default_rng(28)
-    x, _, _ = random_rows(28, 7)
-    lanes = experts.to_layout("triton")
+    x, _, _ = some_rows(28, layout)
+    lanes = of_layout[layout].to_layout(layout)
     logits = jnp.asarray(rng.normal(size=(7, 5)), jnp.float32).at[5].set(0.5)
     residual = jnp.asarray(rng.normal(size=x.shape), jnp.float32)
     live = jnp.arange(7) != 3
     clean = np.asarray(mixed(x, logits, live, lanes, residual, plan=plan))
     ids, weights = top_k(logits, 4)
     assert ids[5].tolist() == [0, 1, 2, 3]
-    want = np.asarray(residual) + in_float64(x, jnp.where(live[:, None], ids, -1), weights, experts)
+    want = np.asarray(residual) + in_float64(x, jnp.where(live[:, None], ids, -1), weights, of_layout[layout])
     assert relative_error(clean, want) < BFLOAT16
     np.testing.assert_array_equal(clean[3], residual[3])
     # Padding may hold anything; a NaN in the logits or in x stays in its row.
@@ -106,10 +128,10 @@ def test_candidates_equal_float64(experts, plan):
     assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16
 
 
-@pytest.mark.parametrize("plan", [TILES, ROW])
-def test_ids_that_are_not_here_and_rows_that_are_nan(experts, plan):
-    x, ids, weights = random_rows(22, 7)
-    lanes = experts.to_layout("triton")
+@pytest.mark.parametrize("layout, plan", BOTH)
+def test_ids_that_are_not_here_and_rows_that_are_nan(of_layout, layout, plan):
+    x, ids, weights = some_rows(22, layout)
+    lanes = of_layout[layout].to_layout(layout)
     nowhere = jnp.array([[-1, 5, BIG, -BIG]] * 7, jnp.int32)
     out = interpreted(x, nowhere, weights.at[0].set(jnp.nan), lanes, plan=plan)
     assert (np.asarray(out) == 0).all()
@@ -130,10 +152,10 @@ def test_every_pattern_of_empty_experts_and_one_expert_for_all(experts):
         assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16, present
 
 
-@pytest.mark.parametrize("plan", [TILES, ROW])
-def test_a_rows_bits_do_not_depend_on_the_others(experts, plan):
-    x, ids, weights = random_rows(24, 7)
-    lanes = experts.to_layout("triton")
+@pytest.mark.parametrize("layout, plan", BOTH)
+def test_a_rows_bits_do_not_depend_on_the_others(of_layout, layout, plan):
+    x, ids, weights = some_rows(24, layout)
+    lanes = of_layout[layout].to_layout(layout)
     got = np.asarray(interpreted(x, ids, weights, lanes, plan=plan))
     order = np.array([5, 2, 0, 3, 6, 1, 4])
     moved = interpreted(x[order], ids[order], weights[order], lanes, plan=plan)
@@ -174,6 +196,12 @@ def test_orders_are_permutations():
     joined = to_order(x, "joined")
     assert joined[0, 32 * 3 + 4 * 5 + 2] == 32 * 3 + 8 * 2 + 5
     np.testing.assert_array_equal(np.sort(joined), x)
+    fragment = to_order(x[:, :128], "fragment")
+    assert fragment[0, 64 * 1 + 32 * 1 + 8 * 2 + 2 * 3 + 1] == 64 * 1 + 16 * 3 + 8 * 1 + 2 * 2 + 1
+    np.testing.assert_array_equal(np.sort(fragment), x[:, :128])
+    for order, there in (("chunked", chunked), ("joined", joined), ("fragment", fragment)):
+        columns = jnp.arange(128)
+        np.testing.assert_array_equal(there[:, place_of(columns, order)], x[:, columns])
 
 
 def test_other_activations_are_refused(experts):

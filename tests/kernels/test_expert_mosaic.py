@@ -28,10 +28,10 @@ def packed(seed, rows, columns, low=0, high=256):
 
 def test_fragments_go_back_to_the_same_bytes():
     blocks, scales = (jnp.stack([a, a[::-1]]) for a in packed(0, 192, 128))
-    words, pairs = to_fragments(blocks, scales)
-    assert words.shape == (2, 3, 2, 4, 128) and pairs.shape == (2, 3, 2, 32)
-    assert words.nbytes == blocks.nbytes and pairs.nbytes == scales.nbytes
-    for got, want in zip(from_fragments(words, pairs), (blocks, scales), strict=True):
+    lanes, pairs = to_fragments(blocks, scales)
+    assert lanes.shape == (2, 3, 2, 4, 256) and pairs.shape == (2, 3, 2, 64)
+    assert lanes.nbytes == blocks.nbytes and pairs.nbytes == scales.nbytes
+    for got, want in zip(from_fragments(lanes, pairs), (blocks, scales), strict=True):
         np.testing.assert_array_equal(got, want)
     with pytest.raises(ValueError, match="64 rows by 64 columns; got 192 by 96"):
         to_fragments(blocks[0, :, :3], scales[0, :, :3])
@@ -39,17 +39,17 @@ def test_fragments_go_back_to_the_same_bytes():
 
 def test_a_tile_is_decoded_in_the_tensor_cores_order_of_rows():
     blocks, scales = packed(1, 128, 128, high=255)
-    words, pairs = to_fragments(blocks, scales)
+    lanes, pairs = to_fragments(blocks, scales)
     whole = np.asarray(decode(blocks, scales, jnp.bfloat16)).astype(np.float32)
-    tile = np.asarray(decode_tile(words[1, 1], pairs[1, 1])).astype(np.float32)
+    tile = np.asarray(decode_tile(lanes[1, 1], pairs[1, 1])).astype(np.float32)
     for w, r, g in ((0, 0, 0), (0, 1, 3), (2, 0, 7), (3, 1, 5)):
         row = 64 + 16 * w + 2 * g + r
         np.testing.assert_array_equal(tile[16 * w + 8 * r + g], whole[row, 64:128])
 
 
-def halves(words, base):
-    """16-bit memory by byte address of uint32 words at `base`."""
-    flat = np.asarray(words).reshape(-1).astype("<u4").view("<u2")
+def halves(lanes, base):
+    """16-bit memory by byte address of uint16 lanes at `base`."""
+    flat = np.asarray(lanes).reshape(-1)
     return {base + 2 * i: int(half) for i, half in enumerate(flat)}
 
 
@@ -62,8 +62,8 @@ def test_the_ptx_decodes_every_code_and_scale_into_the_registers_of_wgmma(wide):
     for start in range(0, most, 64 if wide else 43):
         scales = (start + rows + np.arange(2) * 64) % most
         blocks = (codes[:, 0::2] | codes[:, 1::2] << 4).reshape(64, 2, 16)
-        words, pairs = to_fragments(jnp.asarray(blocks, jnp.uint8), jnp.asarray(scales, jnp.uint8))
-        memory = halves(words, 0) | halves(pairs, 4096)
+        lanes, pairs = to_fragments(jnp.asarray(blocks, jnp.uint8), jnp.asarray(scales, jnp.uint8))
+        memory = halves(lanes, 0) | halves(pairs, 4096)
         exponent = np.repeat(scales, 32, axis=1).astype(np.float64) - 127
         with np.errstate(over="ignore"):
             want = (TABLE[codes] * 2.0**exponent).astype(np.float32).astype(jnp.bfloat16)

@@ -20,17 +20,17 @@ BOTH = [("20b", 1), ("20b", 512), ("20b", 2048), ("20b", 8192), ("120b", 512), (
 def compiled(problem: shapes.Experts, plan: mosaic.Plan, layout: str = "mosaic"):
     where = h200.sharding()
 
-    def struct(shape, dtype=jnp.uint32):
+    def struct(shape, dtype=jnp.uint16):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
     n, e, d, f = problem.tokens, problem.experts, problem.embed, problem.ffn
     experts = ExpertWeights(
         layout=layout,
-        gate_up_blocks=struct((e, f // 32, d // 64, 4, 128)),
-        gate_up_scales=struct((e, f // 32, d // 64, 32)),
+        gate_up_blocks=struct((e, f // 32, d // 64, 4, 256)),
+        gate_up_scales=struct((e, f // 32, d // 64, 64)),
         gate_up_bias=struct((e, 2 * f), jnp.bfloat16),
-        down_blocks=struct((e, d // 64, f // 64, 4, 128)),
-        down_scales=struct((e, d // 64, f // 64, 32)),
+        down_blocks=struct((e, d // 64, f // 64, 4, 256)),
+        down_scales=struct((e, d // 64, f // 64, 64)),
         down_bias=struct((e, d), jnp.bfloat16),
     )
     layer = functools.partial(
