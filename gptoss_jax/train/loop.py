@@ -4,7 +4,7 @@ A run is a function of its settings and data alone. Step n's batch depends on n;
 random after the initial weights; so a run killed at any step and started again computes the same
 bits as one that was not (on one CPU; on a GPU float sums may be ordered anew on each start: on an
 H200 the losses of 40 steps parted by at most 3.3e-7 in float32 and 4.1e-2 in bfloat16, where two
-runs that nobody killed had parted by 1.2e-2 after ten; tests/train/test_gpu.py bounds it).
+runs that nobody killed had parted by 1.2e-2 within ten; tests/train/test_gpu.py bounds it).
 """
 
 import collections

@@ -13,7 +13,19 @@ from train_cases import RECIPES
 import gptoss_jax as gj
 from gptoss_jax.checkpoint import open_checkpoint
 
-SUMS = 12
+# Of sums and of calls 19 of 20 is the bar: 95 %. The card's model has 400 of 400 sums, 400 of 400
+# calls of functions whose words it knows and 393 of 400 of others. A model that takes the right
+# function in 81 % passes in a twelfth of all samples.
+SUMS, KNOWN, UNKNOWN, GREETINGS = 20, 12, 8, 2
+BAR = 0.95
+# What functions are named by and asked about; seven of them name no function in training.
+WORDS = (
+    "river stone bread paper garden window summer letter silver winter morning candle kitchen "
+    "mountain harbour village carpet orange forest bridge castle market hammer basket bottle "
+    "doctor farmer sister brother flower island circle corner dinner engine finger ground handle "
+    "insect jacket kettle ladder mirror needle pencil pocket ribbon saddle tailor velvet wagon "
+    "anchor barrel cattle dragon eagle fountain glove honey"
+).split()
 LEVELS = ("low", "medium", "high")
 
 
@@ -31,7 +43,7 @@ WEATHER = function("get_weather", "The weather of a city", city="string")
 AGE = function("get_age", "Get the age of a person.", name="string")
 SEND = function("send_message", "Send a message to a person.", to="string", text="string")
 TIMER = function("set_timer", "Set a timer.", minutes="integer")
-# (asked, offered, called, arguments): one function, then two, in both orders.
+# (asked, offered, called, arguments): one function, then several, whichever comes first.
 CALLS = (
     ("What is the weather in Rome?", [WEATHER], "get_weather", {"city": "Rome"}),
     ("Set a timer for 25 minutes.", [TIMER], "set_timer", {"minutes": 25}),
@@ -39,13 +51,14 @@ CALLS = (
     ("What is the price of bread?", [PRICE, WEATHER], "find_price", {"product": "bread"}),
     ("What is the weather in Oslo?", [PRICE, WEATHER], "get_weather", {"city": "Oslo"}),
     ("Tell me the age of Grace.", [PRICE, AGE], "get_age", {"name": "Grace"}),
+    ("Find the age of Tom.", [TIMER, AGE, PRICE], "get_age", {"name": "Tom"}),
+    ("Set a timer for 7 minutes.", [WEATHER, TIMER], "set_timer", {"minutes": 7}),
 )
 
 
 @pytest.fixture(scope="module")
 def said():
-    """(questions about sums, their answers' ids and messages; the same of calls and greetings),
-    all answered in one batch."""
+    """(questions, the ids answered, grades), kind by kind, all answered in one batch."""
     sys.path.insert(0, str(RECIPES))
     import chats
     import evaluate
@@ -53,9 +66,14 @@ def said():
 
     sys.path.remove(str(RECIPES))
     tokenizer = gj.Tokenizer.load("tiny")
-    words = "river stone bread paper garden window summer letter silver winter".split()
-    sizes = {"add_two_digits": SUMS, "greet": 2}
-    asked = questions.drawn(chats.Chats(words), sizes, tokenizer)
+    sizes = {
+        "add_two_digits": SUMS,
+        "tool_call": KNOWN,
+        "unseen_function": UNKNOWN,
+        "greet": GREETINGS,
+    }
+    # Another seed than evaluate.py's, which the card's figures come from.
+    asked = questions.drawn(chats.Chats(WORDS), sizes, tokenizer, seed=1)
     for i, (text, tools, name, arguments) in enumerate(CALLS):
         user = [{"role": "user", "content": text}]
         prompt = gj.harmony.render(user, tokenizer, reasoning=LEVELS[i % 3], tools=tools)
@@ -68,19 +86,32 @@ def said():
     return asked, answers, grades
 
 
+def share(said, *kinds, of="right"):
+    asked, _, grades = said
+    return np.mean([grade[of] for q, grade in zip(asked, grades, strict=True) if q.kind in kinds])
+
+
 def test_held_out_sums(said):
-    _, _, grades = said
-    # The card says 100 %; at 95 % one of 12 is wrong in a third of all samples, two in a tenth.
-    assert sum(grade["right"] for grade in grades[:SUMS]) >= SUMS - 1
+    assert share(said, "add_two_digits") >= BAR
 
 
 def test_tool_calls(said):
-    _, _, grades = said
-    calls = grades[-len(CALLS) :]
-    assert all(grade["arguments"] for grade in calls)
-    # Where several functions are offered, the card says, it may take one's verb for another's.
-    for (_, offered, *_), grade in zip(CALLS, calls, strict=True):
-        assert grade["name"] or len(offered) > 1
+    """The right function, whichever of up to five are offered, with the right arguments."""
+    asked, _, _ = said
+    calls = [q for q in asked if q.kind in ("tool_call", "unseen_function")]
+    assert len(calls) == KNOWN + UNKNOWN
+    # Where one function is offered, its name is no choice.
+    assert sum(q.functions > 1 for q in calls) >= 8
+    assert share(said, "tool_call", "unseen_function", of="parses") == 1
+    assert share(said, "tool_call", "unseen_function") >= BAR
+
+
+def test_calls_that_users_write(said):
+    asked, _, grades = said
+    wrong = [
+        q.asked for q, g in zip(asked, grades, strict=True) if q.kind == "call" and not g["right"]
+    ]
+    assert not wrong
 
 
 def test_every_turn_ends_in_the_right_stop_token(said):
@@ -100,8 +131,7 @@ def test_reasoning_sets_how_much_it_thinks(said):
 
 
 def test_a_newcomer_s_first_words_are_answered(said):
-    _, _, grades = said
-    assert all(grade["right"] for grade in grades[SUMS : SUMS + 2])
+    assert share(said, "greet") == 1
 
 
 def test_its_files():
