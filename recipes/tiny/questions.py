@@ -15,7 +15,10 @@ from gptoss_jax.text import Tokenizer, harmony
 
 ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 # Asked with functions; every other kind is one of Chats.makers, or "add_two_digits".
-CALLS = ("tool_call", "unseen_function")  # the latter: names whose last word training never shows
+# unseen_function: names whose last word training never shows. two_actions: two of ACTIONS are
+# offered and no lookup, which training never does.
+CALLS = ("tool_call", "unseen_function", "two_actions")
+ACTIONS = ("add", "timer", "send")
 RESULTS = ("tool_result", "hidden_instruction")
 
 
@@ -39,13 +42,20 @@ def draw(chats: Chats, rng, kind: str, reasoning: str, tokenizer: Tokenizer) -> 
     """One question of a kind from the held-out side, at a reasoning level."""
     about = {"date": chats.date(rng), "tools": [], "reasoning": reasoning}
     if kind in CALLS + RESULTS:
+        first, other = rng.sample(ACTIONS, 2) if kind == "two_actions" else (None, None)
         talk = chats.tools.conversation(
             rng,
             True,
+            first,
             unseen=kind == "unseen_function",
             note=True if kind == "hidden_instruction" else None,
         )
         about["tools"] = talk["tools"]
+        if other is not None:
+            called = talk["turns"][0]["call"]
+            own = next(tool for tool in talk["tools"] if tool["name"] == called)
+            about["tools"] = [own, getattr(chats.tools.functions, other)(rng)]
+            rng.shuffle(about["tools"])
         call, use = talk["turns"]
         messages, last = played(call, reasoning), call
         if kind in RESULTS:

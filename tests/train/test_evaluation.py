@@ -1,5 +1,6 @@
 """What recipes/tiny counts as right, its intervals, and how it asks another program."""
 
+import re
 import sys
 
 import numpy as np
@@ -92,6 +93,22 @@ def test_questions_are_held_out_and_of_their_kind(recipe, asked):
     assert levels == ["low", "medium", "high"] * 2
     again = questions.drawn(chats, {"tool_call": 6}, tokenizer)  # whatever else is asked
     assert again == [question for question in asked if question.kind == "tool_call"]
+
+
+def test_two_actions_are_offered_and_no_lookup(recipe):
+    tokenizer = harmony_tokenizer()
+    actions = {"add": "add|sum|plus", "timer": "timer", "send": "send|message"}
+    seen = set()
+    for question in recipe[0].drawn(recipe[3], {"two_actions": 40}, tokenizer):
+        declared = re.findall(r"^type (\w+) =", tokenizer.decode(question.prompt), re.MULTILINE)
+        assert question.functions == len(declared) == 2
+        called = question.recipient.removeprefix("functions.")
+        assert called in declared
+        kinds = [[k for k, words in actions.items() if re.search(words, n)] for n in declared]
+        (a,), (b,) = kinds
+        assert a != b
+        seen.add((a, b, declared.index(called)))
+    assert len(seen) == 12  # six orders of two kinds, either of them called
 
 
 def test_counts_by_level_and_by_functions_offered(recipe, asked):

@@ -18,7 +18,7 @@ def by_loops(block):
     """The documented rule on one block of 32, in float64."""
     largest = np.abs(block).max()
     if largest == 0:
-        return np.zeros(32)
+        return np.copysign(0.0, block)
     # frexp: largest = m 2**e with m in [0.5, 1); the scale byte cannot go below 2**-127.
     scale = 2.0 ** max(np.frexp(largest)[1] - 1 - 2, -127)
     out = []
