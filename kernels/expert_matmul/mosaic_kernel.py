@@ -28,7 +28,7 @@ _REGISTERS = {2: (40, 232), 3: (32, 160)}
 
 def matmul(
     x_SK: Array,
-    tiles: tuple[Array, Array | None, Array],
+    tiles: tuple[Array, Array, Array],
     lanes: Array,
     scales: Array,
     bias_EN: Array,
@@ -44,9 +44,9 @@ def matmul(
     """[S, N], or with a gate (limit, alpha of SwiGLU) [S, N / 2]; rows of no tile are not written.
 
     x_SK: bfloat16, rows sorted by tile, and enough of them after each start for a whole width,
-    which is what is copied. tiles: expert_T, start_T, size_T as mosaic.tiles_of gives them, or no
-    start_T where every tile has widths[-1] rows of its own; all rows up to the next multiple of 8
-    of a tile's size are its own. widths: a tile is computed in the first that holds it. lanes
+    which is what is copied. tiles: expert_T (ascending, then -1), start_T in groups of 8 rows,
+    size_T in rows, a multiple of 8, all of them the tile's own: the parts of routing's make_tiles.
+    widths: a tile is computed in the first that holds it. lanes
     [E, N/64, K/64, 4, 256] and scales [E, N/64, K/64, 64]: see mxfp4.fragments.
     """
     count = tiles[0].shape[0]
@@ -54,12 +54,11 @@ def matmul(
     groups = min(shape.warpgroups, blocks)
     columns = pl.cdiv(blocks, groups)
     stages = min(shape.stages, steps)
-    given = [tile_T for tile_T in tiles if tile_T is not None]
     span = ROWS // 2 if gate else ROWS  # of a tile of weight rows, in the output
 
     def body(*refs):
-        expert_gmem, *start_gmem, size_gmem = refs[: len(given)]
-        x_gmem, lanes_gmem, scales_gmem, bias_gmem, out_gmem, *scratch = refs[len(given) :]
+        expert_gmem, start_gmem, size_gmem, x_gmem, *refs = refs
+        lanes_gmem, scales_gmem, bias_gmem, out_gmem, *scratch = refs
         x_smem, lanes_smem, scales_smem, full, empty, *weights_smem = scratch
         thread = lax.axis_index("warpgroup")
 
@@ -77,14 +76,14 @@ def matmul(
                 block = jnp.minimum(lax.rem(work, columns) * groups, blocks - groups)
                 size = size_gmem[tile]
                 # Copies of swizzled rows start at multiples of 8, and the compiler must see it.
-                start = start_gmem[0][tile] * 8 if start_gmem else tile * widths[-1]
+                start = start_gmem[tile] * 8
                 args = start, size, expert, block, slot
                 if len(widths) == 1:
                     slot = form(widths[0], *args)
                 else:
                     branch = sum((size > n).astype(jnp.int32) for n in widths[:-1])
                     slot = lax.switch(branch, [functools.partial(form, n) for n in widths], *args)
-                work = work + processors * shape.blocks
+                work = work + processors
                 return work, expert_of(work), slot
 
             start = jnp.int32(lax.axis_index("processor"))
@@ -178,7 +177,7 @@ def matmul(
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((x_SK.shape[0], blocks * span), out_dtype),
-        grid=(processors * shape.blocks,),
+        grid=(processors,),
         grid_names=("processor",),
         num_threads=groups + 1,
         thread_name="warpgroup",
@@ -197,4 +196,4 @@ def matmul(
         ),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="experts_gate_up" if gate else "experts_down",
-    )(*given, x_SK, lanes, scales, bias_EN)
+    )(*tiles, x_SK, lanes, scales, bias_EN)

@@ -14,6 +14,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from .tiles import bound
+
 
 def _call(body, *, name, grid, out_shape, warps, interpret):
     with warnings.catch_warnings():
@@ -194,25 +196,66 @@ def _describe(tile_T, expert_ref, size_ref, count_E, tiles_E, first_E, tile_rows
     plt.store(size_ref.at[tile_T], size_T.astype(jnp.int32), mask=inside_T)
 
 
+def _describe_parts(part_P, refs, tiles_E, first_E, tile_rows, most):
+    """Stores expert, first tile and slots of each of these parts of up to `most` tiles."""
+    expert_ref, start_ref, size_ref = refs
+    expert_E = jnp.arange(tiles_E.size)
+    parts_E = (tiles_E + (most - 1)) // most
+    # Tiles of a part. It is `most` or less, so that the last part has some left.
+    share_E = jax.lax.div(tiles_E + parts_E - 1, jnp.maximum(parts_E, 1))
+    before_E = jnp.cumsum(parts_E) - parts_E
+    after_PE = part_P[:, None] - before_E[None, :]  # place among the expert's parts
+    here_PE = (after_PE >= 0) & (after_PE < parts_E[None, :])
+    done_PE = after_PE * share_E[None, :]
+    size_PE = jnp.minimum(share_E[None, :], tiles_E[None, :] - done_PE) * tile_rows
+    inside_P = part_P < expert_ref.shape[0]
+    for ref, value_PE, none in (
+        (expert_ref, expert_E[None, :] + 1, -1),
+        (start_ref, first_E[None, :] + done_PE, 0),
+        (size_ref, size_PE, 0),
+    ):
+        value_P = jnp.sum(jnp.where(here_PE, value_PE, 0), axis=1) + none
+        plt.store(ref.at[part_P], value_P.astype(jnp.int32), mask=inside_P)
+
+
 ROWS = 128  # of a block of the schedule
 
 
 def make_tiles(
-    ids_M: Array, experts: int, tile_rows: int, count: int, *, interpret: bool
-) -> tuple[Array, Array, Array, Array]:
+    ids_M: Array,
+    experts: int,
+    tile_rows: int,
+    count: int,
+    *,
+    widest: int | None = None,
+    interpret: bool,
+) -> tuple[Array, ...]:
     """As routing.make_tiles: expert_T, size_T (rows used), row_S, slot_M. One launch, or two.
 
     A block of 128 rows counts its experts and ranks each row among the block's rows of the same
     expert, by comparing all pairs; then every block sums the counts of the blocks before it. Up to
     128 rows one block does both. row_S past a tile's size is not written, and it has spare places
     at its end.
+
+    widest: a multiple of tile_rows; the tiles of each expert are then also joined to the fewest
+    parts of at most that many slots, and those as equal as whole tiles allow. Three more arrays
+    come at the end: expert_P (-1 past the last part), start_P in tiles and size_P in slots. With
+    widest = 2 tile_rows:
+
+        expert_T  0 0 0 2 -1      expert_P 0 0 2 -1    start_P 0 2 3 0    size_P / tile_rows 2 1 1 0
     """
+    assert widest is None or widest % tile_rows == 0, (widest, tile_rows)
     total = ids_M.shape[0]
     width = pl.next_power_of_2(experts)
     blocks = pl.cdiv(total, ROWS)
     rows = ROWS if blocks > 1 else max(16, pl.next_power_of_2(total))
-    span = max(16, pl.next_power_of_2(pl.cdiv(count, blocks)))  # tiles described by a block
+    parts = 0 if widest is None else bound(total, experts, widest)
     struct = jax.ShapeDtypeStruct
+
+    def span(block, many):
+        """Which of `many` tiles or parts a block describes."""
+        each = max(16, pl.next_power_of_2(pl.cdiv(many, blocks)))
+        return block * each + jnp.arange(each)
 
     def rank(ids_ref, block):
         """Ids of a block's rows, their ranks in it, and its counts; -1 past the end."""
@@ -235,7 +278,9 @@ def make_tiles(
         plt.store(count_ref.at[block, jnp.arange(width)], count_E)
 
     def place_body(*refs):
-        *earlier, ids_ref, expert_ref, size_ref, row_ref, slot_ref = refs
+        given = 3 if blocks > 1 else 1
+        *earlier, ids_ref = refs[:given]
+        expert_ref, size_ref, row_ref, slot_ref, *part_refs = refs[given:]
         block = pl.program_id(0)
         expert_E = jnp.arange(width)
         if earlier:
@@ -273,8 +318,11 @@ def make_tiles(
         # Interpreted, a masked store writes the old value back: each such row gets a spare place.
         place_R = jnp.where(here_R, slot_R, count * tile_rows + jnp.arange(rows))
         plt.store(row_ref.at[place_R], row_R.astype(jnp.int32), mask=here_R)
-        tile_T = block * span + jnp.arange(span)
+        tile_T = span(block, count)
         _describe(tile_T, expert_ref, size_ref, count_E, tiles_E, first_E, tile_rows)
+        if part_refs:
+            most = widest // tile_rows
+            _describe_parts(span(block, parts), part_refs, tiles_E, first_E, tile_rows, most)
 
     call = functools.partial(_call, grid=(blocks,), warps=4, interpret=interpret)
     earlier = ()
@@ -289,5 +337,6 @@ def make_tiles(
             struct((count,), jnp.int32),
             struct((count * tile_rows + rows,), jnp.int32),
             struct((total,), jnp.int32),
+            *[struct((parts,), jnp.int32)] * (3 if parts else 0),
         ),
     )(*earlier, ids_M)

@@ -1,5 +1,7 @@
 """The Mosaic form where it cannot run: its layout, its PTX instruction by instruction, refusals."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import ptx
 import pytest
 from expert_cases import ALPHA, LIMIT, TABLE, random_experts, random_rows
 
-from gptoss_jax.kernels import bench_mosaic, routing
+from gptoss_jax.kernels import bench_mosaic, routing, shapes
 from gptoss_jax.kernels.expert_matmul import mosaic, mosaic_ptx
 from gptoss_jax.kernels.mxfp4 import decode, fragments
 
@@ -15,7 +17,6 @@ from gptoss_jax.kernels.mxfp4 import decode, fragments
 to_fragments, from_fragments, decode_tile = map(
     jax.jit, (fragments.to_fragments, fragments.from_fragments, fragments.decode_tile)
 )
-tiles_of = jax.jit(mosaic.tiles_of, static_argnums=(1, 2, 3))
 make_tiles = jax.jit(routing.make_tiles, static_argnums=(1, 2))
 
 
@@ -125,35 +126,15 @@ def test_the_ptx_adds_biases(float32):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("widest", [16, 24, 192])
-def test_tiles_cover_every_slot_once_in_equal_parts(widest):
-    rng = np.random.default_rng(widest)
-    for tokens in (3, 200):
-        ids = jnp.asarray(rng.choice([-1, 0, 1, 1, 1, 4, 5, 9], (tokens, 4)), jnp.int32)
-        groups = make_tiles(ids, 6, 8)
-        count = sum(-(-int((groups.expert_T == e).sum()) * 8 // widest) for e in range(6)) + 2
-        expert_T, start_T, size_T = map(np.asarray, tiles_of(groups.expert_T, 6, widest, count))
-        assert (expert_T[-2:] == -1).all() and (expert_T[:-2] >= 0).all()
-        assert (size_T[:-2] > 0).all() and (size_T <= widest).all() and (size_T % 8 == 0).all()
-        parts = zip(expert_T, start_T, size_T, strict=True)
-        covered = [(8 * s + i, e) for e, s, n in parts for i in range(n)]
-        want = np.repeat(np.asarray(groups.expert_T), 8)
-        assert covered == [(slot, e) for slot, e in enumerate(want) if e >= 0]
-        for e in range(6):
-            sizes = size_T[expert_T == e]
-            assert len(sizes) == 0 or sizes.min() + 8 * len(sizes) > sizes.max()
-
-
-@pytest.mark.parametrize("group, spare", [(8, 16), (32, 0)])
-def test_slots_in_use_hold_their_tokens_and_others_are_not_written(group, spare):
+def test_slots_in_use_hold_their_tokens_and_others_are_not_written():
     x, ids, _ = random_rows(5, 37)
-    tiles = make_tiles(ids, 5, group)
+    tiles = make_tiles(ids, 5, 8)
     used_S = np.asarray(tiles.row_TR).reshape(-1)
     garbage_S = jnp.where(used_S >= 0, used_S, 2**30)
-    size_G = jnp.asarray((used_S.reshape(-1, group) >= 0).sum(1), jnp.int32)
-    got = mosaic.sorted_rows(x, garbage_S, size_G, 4, group, spare, interpret=True)
+    size_G = jnp.asarray((used_S.reshape(-1, 8) >= 0).sum(1), jnp.int32)
+    got = mosaic.sorted_rows(x, garbage_S, size_G, 4, 16, interpret=True)
     got = np.asarray(got).astype(np.float32)
-    assert got.shape == (used_S.size + spare, 160)
+    assert got.shape == (used_S.size + 16, 160)
     want = np.asarray(x).astype(np.float32)[used_S // 4]
     np.testing.assert_array_equal(got[: used_S.size][used_S >= 0], want[used_S >= 0])
     assert np.isnan(got[: used_S.size][used_S < 0]).all() and np.isnan(got[used_S.size :]).all()
@@ -161,22 +142,73 @@ def test_slots_in_use_hold_their_tokens_and_others_are_not_written(group, spare)
 
 def test_plans_fit_into_shared_memory_and_registers():
     for experts in (32, 128):
-        for tokens in (1, 32, 512, 2048, 8192):
-            for plan in mosaic.candidates(tokens, 4, experts):
+        for tokens in shapes.TOKENS:
+            plans = mosaic.candidates(tokens, 4, experts)
+            assert len(plans) == len(set(plans)) >= 3
+            for plan in plans:
                 assert list(plan.widths) == sorted(set(plan.widths))
                 assert all(n % 8 == 0 and n <= 256 for n in plan.widths)
                 for shape in (plan.gate_up, plan.down):
                     assert shape.stages >= 2
-                    used = shape.shared_bytes(plan.widths[-1]) + 1024
-                    assert used * shape.blocks <= mosaic.SHARED_BYTES
-                    # Accumulators of a thread, of the 160 or 232 registers that it gets.
-                    assert plan.widths[-1] // 2 <= {1: 128, 2: 128, 3: 96}[shape.warpgroups]
+                    assert shape.shared_bytes(plan.widths[-1]) + 1024 <= mosaic.SHARED_BYTES
+                    # Accumulators of a thread, of the 160 registers that it gets.
+                    assert shape.warpgroups == 3 and plan.widths[-1] // 2 <= 96
+
+
+def test_plans_that_were_measured_come_first():
+    measured = {
+        ("20b", 512): (64, 72, 88, 128),
+        ("20b", 2048): (64, 112, 136, 160, 192),
+        ("20b", 8192): (96, 136, 160, 176, 192),
+        ("120b", 512): (16, 32, 64),
+        ("120b", 2048): (64, 72, 88, 128),
+        ("120b", 8192): (64, 112, 136, 160, 192),
+    }
+    for shape, widths in measured.items():
+        problem = shapes.experts(*shape)
+        plan = mosaic.heuristic(problem.tokens, problem.chosen, problem.experts)
+        assert plan.widths == widths and plan.partial == "bfloat16"
 
 
 def test_a_plan_has_a_name_in_the_benchmark():
     # Seven stages of 192 tokens and three warpgroups' weights are what 227 KB hold.
     plan = mosaic.heuristic(2048, 4, 32)
     assert bench_mosaic.described(plan) == "64,112,136,160,192/3x7/3x7/bfloat16"
+
+
+def test_the_benchmark_builds_all_then_measures_and_says_what_is_left_out(
+    monkeypatch, tmp_path, capsys
+):
+    events, file = [], tmp_path / "rows.json"
+
+    def build(problem, plan):
+        events.append("build")
+        if plan.widths == (8, 16, 24, 32, 64):
+            raise MemoryError("too much shared memory")
+        return plan
+
+    def measure(problem, plan, program, first):
+        assert program == plan
+        events.append("measure")
+        kernels = [{"name": "experts_gate_up", "us": 7.0}]
+        row = dict(us=9.0, floor_us=1.0, tflop_per_s=5.0, relative_error=1e-3, right=True)
+        return row | dict(shape=problem.name, plan=bench_mosaic.described(plan), kernels=kernels)
+
+    for name, fake in (("compiled_layers", build), ("measure", measure)):
+        monkeypatch.setattr(bench_mosaic, name, fake)
+    for name in ("_inputs", "_rows"):
+        monkeypatch.setattr(bench_mosaic, name, lambda _: None)
+    options = ["--shapes", "20b/128,120b/512", "--most", "2", "--json", str(file)]
+    bench_mosaic.main(options)
+    assert events == ["build"] * 4 + ["measure"] * 2
+    rows = json.loads(file.read_text())["rows"]
+    # Every shape's first, then everybody's second.
+    assert [row["shape"] for row in rows] == ["20b/128", "120b/512"] * 2
+    assert ["failed" in row for row in rows] == [False, False, True, True]
+    assert "{'experts_gate_up': 7.0}" in capsys.readouterr().out
+    events.clear()
+    bench_mosaic.main([*options, "--seconds", "0"])
+    assert events == [] and capsys.readouterr().out.count("left out: not begun") == 4
 
 
 def test_it_is_refused_where_it_cannot_run():

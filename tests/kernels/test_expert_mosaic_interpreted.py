@@ -25,9 +25,8 @@ pytestmark = [
 BFLOAT16 = 3e-3
 SMALL = Plan(
     widths=(8,),
-    gate_up=Shape(warpgroups=1, stages=2, blocks=2),
+    gate_up=Shape(warpgroups=1, stages=2),
     down=Shape(warpgroups=1, stages=2),
-    even=False,
 )
 # Two and three computing warpgroups, fewer stages than steps and more; tiles in two widths. F = 192
 # is 6 tiles of gate_up (3 a piece) and D = 192 three of down: 2 a piece, so the last is done twice.

@@ -1,5 +1,7 @@
 """Choice of experts, and the schedule of tiles: pictures, ids that are not here, permutations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,6 +154,56 @@ def test_one_launch_routes_as_three(tokens, experts, tile_rows):
     tiles = routing.make_tiles(ids, experts, tile_rows)
     np.testing.assert_array_equal(slot_M.reshape(ids.shape), tiles.slot_NX)
     np.testing.assert_array_equal(expert_T, tiles.expert_T)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def with_parts(ids_M, experts, tile_rows, widest):
+    count = routing.bound(ids_M.size, experts, tile_rows)
+    how = dict(widest=widest, interpret=True)
+    return in_kernel.make_tiles(ids_M, experts, tile_rows, count, **how)
+
+
+def test_parts_picture():
+    # 5, 0 and 1 rows in tiles of 2 are 3, 0 and 1 tiles; in parts of at most 2 tiles 2 + 1 and 1.
+    ids = jnp.array([0, 2, 0, 0, 3, 0, 0], jnp.int32)
+    expert_T, size_T, _, _, *parts = with_parts(ids, 3, 2, 4)
+    assert expert_T.tolist() == [0, 0, 0, 2, -1] and size_T.tolist() == [2, 2, 1, 1, 0]
+    expert_P, start_P, size_P = (a.tolist() for a in parts)
+    assert (expert_P, start_P, size_P) == ([0, 0, 2, -1], [0, 2, 3, 0], [4, 2, 2, 0])
+
+
+def parts_of(expert_T, experts, most):
+    """(expert, first tile, tiles) of each part, from the definition."""
+    found = []
+    for e in range(experts):
+        tiles = np.flatnonzero(np.asarray(expert_T) == e)
+        if tiles.size:
+            each = -(-tiles.size // -(-tiles.size // most))
+            found += [(e, tiles[i], len(tiles[i : i + each])) for i in range(0, tiles.size, each)]
+    return found
+
+
+# One block, a whole one, seven.
+@pytest.mark.parametrize("tokens, widest", [(3, 16), (32, 8), (200, 24), (200, 192)])
+def test_parts_cover_every_tile_once_and_are_equal(tokens, widest):
+    rng = np.random.default_rng(tokens)
+    ids = rng.choice([-1, 0, 1, 1, 1, 4, 5, BIG, -BIG, 6], tokens * 4)
+    ids = jnp.asarray(ids, jnp.int32)
+    expert_T, size_T, row_S, slot_M, *parts = with_parts(ids, 6, 8, widest)
+    count = expert_T.size
+    check(ids, 6, 8, expert_T, size_T, row_S[: count * 8].reshape(count, 8), slot_M)
+    want = parts_of(expert_T, 6, widest // 8)
+    used = len(want)
+    assert used <= parts[0].size == routing.bound(ids.size, 6, widest)
+    expert_P, start_P, size_P = map(np.asarray, parts)
+    got = list(zip(expert_P, start_P, size_P // 8, strict=True))
+    assert got[:used] == want and set(got[used:]) <= {(-1, 0, 0)}
+    assert (size_P % 8 == 0).all() and (size_P <= widest).all()
+    covered = [(t + i, e) for e, t, n in want for i in range(n)]
+    assert covered == [(t, e) for t, e in enumerate(np.asarray(expert_T)) if e >= 0]
+    for e in range(6):
+        sizes = size_P[expert_P == e]
+        assert len(sizes) == 0 or sizes.min() + 8 * len(sizes) > sizes.max()
 
 
 def test_the_bound_is_enough_for_every_pattern_of_empty_experts():
