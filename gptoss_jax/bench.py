@@ -149,7 +149,7 @@ def random_model(config: Config, *, backend: str | None = None, mesh: Mesh | Non
             mesh=mesh,
         )
     )
-    layout = layout_for(backend)
+    layout = layout_for(backend, cut=mesh is not None and mesh.shape["tensor"] > 1)
     problem = shapes.Experts(
         model="", tokens=1, embed=config.embed, ffn=config.ffn, experts=config.experts,
         chosen=config.experts_per_token,

@@ -88,6 +88,7 @@ def expected(x_D, ids_X, weights_X, experts: ExpertWeights) -> np.ndarray:
 
 
 def _layer(x_ND, logits_NE, live_N, zero_ND, experts, *, chosen, backend, plan=None):
+    """plan: of the Triton kernels, whatever the layout; backend None: what a model would run."""
     given = (x_ND, logits_NE, live_N, experts, zero_ND)
     how = dict(chosen=chosen, limit=LIMIT, alpha=ALPHA)
     if plan is not None:
@@ -124,13 +125,18 @@ def _problem_inputs(problem: shapes.Experts, layers: int):
 
 
 def compiled_layers(
-    problem: shapes.Experts, backend: str, plan: triton.Plan | None = None, *, alone: bool = False
+    problem: shapes.Experts,
+    backend: str | None,
+    layout: str,
+    plan: triton.Plan | None = None,
+    *,
+    alone: bool = False,
 ):
     """A compiled program of several layers in rotation, its arguments, and how many calls it is.
 
     alone: each distinct layer once, and every launch by itself, for the profiler.
     """
-    host, layers = _inputs(problem.model, layout_for(backend))
+    host, layers = _inputs(problem.model, layout)
     x_ND, logits = _problem_inputs(problem, len(layers))
     few = alone or backend == "xla" or problem.tokens > 512
     calls = len(layers) if few else CALLS[problem.model]
@@ -158,14 +164,14 @@ def _row_in_float64(problem: shapes.Experts, layout: str) -> np.ndarray:
     return expected(x_ND[-1], ids_NX[-1], weights_NX[-1], host)
 
 
-def _error(problem: shapes.Experts, backend: str, compiled, args) -> float:
+def _error(problem: shapes.Experts, layout: str, compiled, args) -> float:
     """Relative, of the first layer's last row against float64."""
-    want = _row_in_float64(problem, layout_for(backend))
+    want = _row_in_float64(problem, layout)
     got = np.asarray(compiled(*args)[0][-1]).astype(np.float64)
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-def measure(problem: shapes.Experts, backend: str, program: tuple) -> dict:
+def measure(problem: shapes.Experts, backend: str, layout: str, program: tuple) -> dict:
     """One row of the table, as a dict."""
     compiled, args, calls = program
     us = time_us(compiled, args, calls)
@@ -173,39 +179,44 @@ def measure(problem: shapes.Experts, backend: str, program: tuple) -> dict:
         "op": "experts",
         "shape": problem.name,
         "backend": backend,
+        "layout": layout,
         "us": round(us, 2),
         "floor_us": round(problem.floor_us(), 1),
         "floor_percent": round(100 * problem.floor_us() / us, 1),
         "tb_per_s": round(problem.weight_bytes() / us * 1e-6, 3),
         "tflop_per_s": round(problem.flop() / us * 1e-6, 1),
-        "relative_error": _error(problem, backend, compiled, args),
+        "relative_error": _error(problem, layout, compiled, args),
     }
 
 
-def _alone(problem: shapes.Experts, program: tuple) -> tuple[dict[str, float], float]:
+def _alone(
+    problem: shapes.Experts, program: tuple, *, layout: str
+) -> tuple[dict[str, float], float]:
     """us of each kernel of one layer, and the error; every configuration is checked, since one that
     Triton lays out badly gives garbage at full speed."""
     compiled, args, calls = program
-    error = _error(problem, "triton", compiled, args)  # also the first run
+    error = _error(problem, layout, compiled, args)  # also the first run
     found = kernel_times(lambda: jax.block_until_ready(compiled(*args)), calls)
     return (parts_of(found) if found else {"all": time_us(compiled, args, calls, 3)}), error
 
 
-def explored(problems: list, seconds: float, most: int) -> dict:
+def explored(problems: list, seconds: float, most: int, layout: str) -> dict:
     """{problem: plan} of the fastest candidates that are right."""
     for model in {problem.model for problem in problems}:
-        _inputs(model, layout_for("triton"))
+        _inputs(model, layout)
 
     def build(problem, plan):
-        _row_in_float64(problem, layout_for("triton"))
-        return compiled_layers(problem, "triton", plan, alone=True)
+        _row_in_float64(problem, layout)
+        return compiled_layers(problem, "triton", layout, plan, alone=True)
 
     kind = jax.devices()[0].device_kind
-    limits = dict(seconds=seconds, most=most, most_error=MOST_ERROR)
-    return explore(problems, kind, build, _alone, **limits)
+    limits = dict(seconds=seconds, most=most, most_error=MOST_ERROR, layout=layout)
+    return explore(problems, kind, build, functools.partial(_alone, layout=layout), **limits)
 
 
-def write_plans(file: str | pathlib.Path, plans: dict, rows: list[dict]) -> None:
+def write_plans(
+    file: str | pathlib.Path, plans: dict, rows: list[dict], layout: str = "triton"
+) -> None:
     """A table for kernels/tuned: what the file had, and these; with the rows measured so far."""
     path = pathlib.Path(file)
     table = json.loads(path.read_text())["plans"] if path.exists() else {}
@@ -213,10 +224,13 @@ def write_plans(file: str | pathlib.Path, plans: dict, rows: list[dict]) -> None
     for problem, plan in plans.items():
         key = f"{problem.embed},{problem.ffn},{problem.experts},{problem.chosen}"
         entry = dataclasses.asdict(plan) | {"us": took.get(problem.name), "source": "chain"}
-        table.setdefault(key, {})[str(problem.tokens)] = entry
+        table.setdefault(layout, {}).setdefault(key, {})[str(problem.tokens)] = entry
     table = {
-        key: dict(sorted(by_tokens.items(), key=lambda item: int(item[0])))
-        for key, by_tokens in table.items()
+        layout: {
+            key: dict(sorted(by_tokens.items(), key=lambda item: int(item[0])))
+            for key, by_tokens in by_shape.items()
+        }
+        for layout, by_shape in table.items()
     }
     path.write_text(json.dumps(header() | {"plans": table}, indent=1) + "\n")
 
@@ -238,6 +252,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", metavar="FILE", help="also write the rows here")
     parser.add_argument("--model", choices=["20b", "120b"], help="one model only")
     parser.add_argument("--tokens", help="comma-separated numbers of tokens")
+    parser.add_argument("--layout", help="of the packed experts; default what a model would have")
     parser.add_argument("--no-xla", action="store_true", help="leave out the XLA form beside it")
     parser.add_argument(
         "--explore", metavar="FILE", help="try candidate plans, write the best as kernels/tuned"
@@ -246,26 +261,32 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--most", type=int, default=8, help="candidates a shape, at most")
     options = parser.parse_args(argv)
     wanted = {int(n) for n in options.tokens.split(",")} if options.tokens else shapes.TOKENS
-    backend = "triton" if layout_for().startswith("triton") else "xla"
+    layout = options.layout or layout_for()
+    backend = "xla" if layout == "checkpoint" else None
     problems = [
         problem
         for problem in shapes.EXPERTS
         if problem.tokens in wanted and options.model in (None, problem.model)
     ]
-    plans = explored(problems, options.seconds, options.most) if options.explore else {}
+    plans = {}
     if options.explore:
-        write_plans(options.explore, plans, [])
+        plans = explored(problems, options.seconds, options.most, layout)
+        write_plans(options.explore, plans, [], layout)
     for model in {problem.model for problem in problems}:
-        _inputs(model, layout_for(backend))
+        _inputs(model, layout)
+
+    def compiled(problem):
+        return compiled_layers(problem, backend, layout, plans.get(problem))
+
     with concurrent.futures.ThreadPoolExecutor(8) as pool:  # compiled first, then timed alone
-        programs = list(pool.map(lambda p: compiled_layers(p, backend, plans.get(p)), problems))
+        programs = list(pool.map(compiled, problems))
     rows = []
     print(f"{'shape':>10} {'us':>9} {'floor':>7} {'%':>5} {'TB/s':>6} {'TFLOP/s':>8} {'xla us':>9}")
     for problem, program in zip(problems, programs, strict=True):
-        row = measure(problem, backend, program)
+        row = measure(problem, backend or "kernels", layout, program)
         if backend != "xla" and not options.no_xla:
-            compiled, args, calls = compiled_layers(problem, "xla")
-            row["xla_us"] = round(time_us(compiled, args, calls, rounds=3), 1)
+            by_xla, args, calls = compiled_layers(problem, "xla", "checkpoint")
+            row["xla_us"] = round(time_us(by_xla, args, calls, rounds=3), 1)
         rows.append(row)
         print(
             f"{row['shape']:>10} {row['us']:9.1f} {row['floor_us']:7.1f}"
@@ -277,7 +298,7 @@ def main(argv: list[str] | None = None) -> None:
             with open(options.json, "w") as file:
                 json.dump(header() | {"rows": rows}, file, indent=1)
     if options.explore:
-        write_plans(options.explore, plans, rows)
+        write_plans(options.explore, plans, rows, layout)
 
 
 if __name__ == "__main__":

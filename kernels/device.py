@@ -35,6 +35,14 @@ def nvidia() -> bool:
     return here().platform == "gpu" and "NVIDIA" in here().device_kind
 
 
+def capability() -> str:
+    """The compute capability of the NVIDIA GPU that computes, such as "9.0"."""
+    if (kind := _ahead.get()) is not None:
+        hopper = any(name in kind for name in ("H100", "H200", "H800", "H20", "GH200"))
+        return "9.0" if hopper else "8.0"
+    return here().compute_capability
+
+
 def require_nvidia(what: str) -> None:
     """Raises NotImplementedError for a kernel that was asked for by name and cannot run here."""
     if not nvidia():

@@ -20,15 +20,17 @@ from .expert_matmul.triton import Plan, summing
 BUILD, TIME = 0.45, 0.7  # of the seconds: when no more is built, and no more is timed
 
 
-def candidates(problem: shapes.Experts, device_kind: str) -> list[Plan]:
+def candidates(problem: shapes.Experts, device_kind: str, layout: str = "triton") -> list[Plan]:
     """The heuristic's plan, then others, the most promising first.
 
     What decides is bytes under way and warps that decode: about 32 KB and 12 warps a processor
     keep an H200 reading; more than 7 programs of 4 warps and 71 registers do not fit.
     """
     tokens, chosen = problem.tokens, problem.chosen
-    first = triton.heuristic(tokens, chosen, problem.experts, device_kind)
+    first = triton.heuristic(tokens, chosen, problem.experts, device_kind, layout)
     mean = tokens * chosen / problem.experts
+    if layout == "mosaic":
+        return list(dict.fromkeys([first, *_of_fragments(tokens, chosen, mean)]))
     if tokens <= 4:
         found = [first, *_of_a_row(chosen)]
         if tokens > 1:
@@ -40,6 +42,47 @@ def candidates(problem: shapes.Experts, device_kind: str) -> list[Plan]:
     else:
         found = [first, *_many()]
     return list(dict.fromkeys(found))
+
+
+def _of_fragments(tokens: int, chosen: int, mean: float) -> list[Plan]:
+    found = []
+    if tokens <= 4:
+        usual = summing(chosen)
+        gate_up = (
+            Shape(cols=16, parts=4, groups=4, stages=4),
+            Shape(cols=32, parts=4, groups=4, warps=8),
+            Shape(cols=32, parts=2, groups=8),
+            Shape(cols=16, parts=8, groups=4, warps=8),
+            Shape(cols=16, parts=4, groups=8, stages=2),
+            Shape(cols=32, parts=4, groups=8, warps=8, stages=2),
+        )
+        down = (
+            dataclasses.replace(usual, groups=4, stages=4),
+            dataclasses.replace(usual, groups=8, stages=2),
+            dataclasses.replace(usual, cols=8, warps=max(1, usual.warps // 2)),
+            dataclasses.replace(usual, groups=4, stages=6),
+            dataclasses.replace(usual, cols=8, parts=2 * usual.parts),
+            dataclasses.replace(usual, warps=max(1, usual.warps // 2)),
+        )
+        for g, d in zip(gate_up, down, strict=True):
+            found.append(Plan(rows=8, direct=True, gate_up=g, down=d, order="fragment"))
+        if tokens <= 2:
+            return found
+    few = (
+        Shape(groups=8, stages=2),
+        Shape(groups=4, stages=4),
+        Shape(groups=8, stages=4),
+        Shape(groups=8, cols=128, warps=8),
+        Shape(groups=8, cols=32, warps=2),
+        Shape(groups=4, stages=3),
+    )
+    for rows in (8,) if mean <= 4 else (16, 8) if mean <= 8 else (32, 16, 64):
+        for order in ("fragment", "natural") if mean <= 4 else ("fragment",):
+            found += [
+                Plan(rows=rows, direct=False, gate_up=s, down=s, order=order)
+                for s in (few if order == "fragment" else few[:2])
+            ]
+    return found
 
 
 def _of_a_row(chosen: int) -> list[Plan]:
@@ -144,6 +187,7 @@ def explore(
     seconds: float,
     most: int,
     most_error: float,
+    layout: str = "triton",
     threads: int = 16,
 ) -> dict[shapes.Experts, Plan]:
     """The plan chosen for each problem; none where no candidate was right.
@@ -152,7 +196,7 @@ def explore(
     most: candidates a problem.
     """
     begun = time.monotonic()
-    plans = {problem: candidates(problem, device_kind)[:most] for problem in problems}
+    plans = {problem: candidates(problem, device_kind, layout)[:most] for problem in problems}
     tasks = [(p, plans[p][i]) for i in range(most) for p in problems if i < len(plans[p])]
 
     def compiled(task):

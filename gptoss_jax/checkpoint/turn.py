@@ -12,8 +12,9 @@ from ..sharding import relayout
 
 def check_backend(
     backend: str | None, dtype: np.dtype, experts: str | None, mesh: Mesh | None
-) -> str:
-    """What None chooses, or the backend that was named: asked before 13 GB are read.
+) -> str | None:
+    """The backend that was named, or None, which chooses at each call, or "xla" where no kernel
+    fits: asked before 13 GB are read.
 
     Raises NotImplementedError where the named one cannot run: on this device, in this dtype, or
     with dense experts.
@@ -21,8 +22,7 @@ def check_backend(
     with device.placed_on(mesh):
         layout = layout_for(backend)
     if backend is None:
-        packed_kernels = layout != "checkpoint" and dtype == jnp.bfloat16
-        return "triton" if packed_kernels else "xla"
+        return None if layout != "checkpoint" and dtype == jnp.bfloat16 else "xla"
     if backend in ("triton", "mosaic") and dtype != jnp.bfloat16:
         raise NotImplementedError(
             f"backend {backend!r} computes in bfloat16, not {dtype}. Use backend='xla'."
@@ -34,11 +34,13 @@ def check_backend(
     return backend
 
 
-def turn_experts(model: GptOss, backend: str) -> None:
+def turn_experts(model: GptOss, backend: str | None) -> None:
     """Turns every layer's experts from the checkpoint's layout into the backend's, layer by layer,
     so that one layer at most is on the device twice."""
+    cut = model.mesh is not None and model.mesh.shape["tensor"] > 1
     for block in model.blocks:
         weights = block.moe.experts.weights()
-        layout = layout_for(backend, weights)
+        with device.placed_on(model.mesh):
+            layout = layout_for(backend, weights, cut=cut)
         if layout != weights.layout:
             block.moe.experts.replace(relayout(weights, layout, model.mesh))

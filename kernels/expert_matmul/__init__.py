@@ -45,18 +45,18 @@ def expert_matmul(
     float32 in the order of x, and the result is cast to out_dtype (None: x's dtype).
 
     backend: "reference" the definition; "xla" chosen rows only, any layout, any device; "ragged"
-    dense weights, differentiable, for training many experts; "triton" layouts "triton" and
-    "triton_wide", bfloat16, an NVIDIA GPU; "mosaic" layouts "mosaic" and "mosaic_wide", bfloat16, a
-    Hopper and jax 0.11. None takes the one whose layout the experts have, where all of that holds,
-    else "xla"; which layout a model has is `layout_for`'s choice, and that is not "mosaic" before
-    it has been measured.
+    dense weights, differentiable, for training many experts; "triton" layouts "triton", "mosaic"
+    and their wide forms, bfloat16, an NVIDIA GPU; "mosaic" layouts "mosaic" and "mosaic_wide",
+    bfloat16, a Hopper and jax 0.11. None takes the kernels that read the experts' layout, where all
+    of that holds, else "xla"; of layout "mosaic" "triton" for few rows an expert and "mosaic" for
+    more (`mosaic.pays`). Which layout a model has is `layout_for`'s choice.
 
     Raises:
         ValueError: for shapes that do not belong together, an unknown backend, or a layout that
             the backend does not read.
         NotImplementedError: for "triton" or "mosaic" on another device or in another dtype.
     """
-    form = _FORMS[_checked(x_ND, experts, backend)]
+    form = _FORMS[_checked(x_ND, ids_NX.shape[1], experts, backend)]
     out_dtype = jnp.dtype(out_dtype or x_ND.dtype)
     return form.expert_matmul(
         x_ND, ids_NX, weights_NX, experts, limit=limit, alpha=alpha, out_dtype=out_dtype
@@ -91,7 +91,7 @@ def mixture(
             f"{chosen} of {logits_NE.shape[1]} logits."
         )
     how = dict(limit=limit, alpha=alpha)
-    runs = _checked(x_ND, experts, backend)
+    runs = _checked(x_ND, chosen, experts, backend)
     if runs == "triton":
         given = (x_ND, logits_NE, live_N, experts, residual_ND)
         return triton.mixture(*given, chosen=chosen, **how)
@@ -105,7 +105,7 @@ def mixture(
     return (residual_ND.astype(jnp.float32) + sum_ND).astype(residual_ND.dtype)
 
 
-def _checked(x_ND: Array, experts: ExpertWeights, backend: str | None) -> str:
+def _checked(x_ND: Array, chosen: int, experts: ExpertWeights, backend: str | None) -> str:
     """The backend that computes it; raises where one asked for cannot."""
     experts.check()
     if x_ND.shape[1] != experts.embed:
@@ -114,33 +114,44 @@ def _checked(x_ND: Array, experts: ExpertWeights, backend: str | None) -> str:
     if backend is None:
         fits = x_ND.dtype == jnp.bfloat16 and device.nvidia()
         backend = packed_for if fits and packed_for in ("triton", "mosaic") else "xla"
+        if backend == "mosaic" and not mosaic.pays(x_ND.shape[0], chosen, experts.count):
+            backend = "triton"
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {get_args(Backend)}; got {backend!r}.")
     if backend == "ragged" and experts.layout != "dense":
         raise ValueError("backend 'ragged' reads dense weights; use experts.dense() or 'xla'.")
     if backend in ("triton", "mosaic"):
         layout_for(backend)  # raises where it cannot run
-        if packed_for != backend:
+        if packed_for not in _READS[backend]:
             raise ValueError(
-                f"backend {backend!r} reads layout {backend!r}, not {experts.layout!r}; "
+                f"backend {backend!r} reads layouts {_READS[backend]}, not {experts.layout!r}; "
                 f"use experts.to_layout(layout_for({backend!r}, experts)) or backend='xla'."
             )
     return backend
 
 
-def layout_for(backend: str | None = None, experts: ExpertWeights | None = None) -> str:
+_READS = {"triton": ("triton", "mosaic"), "mosaic": ("mosaic",)}
+
+
+def layout_for(
+    backend: str | None = None, experts: ExpertWeights | None = None, *, cut: bool = False
+) -> str:
     """The packed layout that a backend reads fastest: "checkpoint", or "triton" or "mosaic", with
     "_wide" where a scale byte is above 128.
 
-    backend None chooses for the device at hand. experts, in layout "checkpoint", are looked at for
-    such bytes; None trusts that there are none.
+    backend None chooses for the device at hand; on a Hopper that is "mosaic", which the kernels of
+    both names read. experts, in layout "checkpoint", are looked at for such bytes, and for widths
+    that are no multiples of 64; None trusts that there are none. cut: a mesh's tensor axis cuts
+    each expert, which the tiles of "mosaic" do not allow.
 
     Raises:
         NotImplementedError: for a backend that cannot run here.
         ValueError: for an unknown one.
     """
     if backend is None:
-        backend = "triton" if device.nvidia() else "xla"
+        fits = experts is None or not (experts.embed % 64 or experts.ffn % 64)
+        hopper = "mosaic" if mosaic.runs_here() and fits and not cut else "triton"
+        backend = hopper if device.nvidia() else "xla"
     if backend in ("triton", "mosaic"):
         if backend == "mosaic":
             mosaic.require()

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from ..mxfp4.codec import BLOCK
-from ..mxfp4.in_kernel import scale_of, weight_of
+from ..mxfp4.in_kernel import weight_of
 from .packed import Fragments, Lanes, ordered_width, place_of
 from .swiglu import swiglu
 
@@ -88,7 +88,6 @@ def accumulate(x_ref, weights, expert, col_C, slot_R, live_R, how, first=None):
     # Of experts by row, those that are not here are not read: the id itself is compared.
     here = None if jnp.ndim(expert) == 0 else (expert >= 0) & (expert < lanes_ref.shape[0])
     col = col_C[:, None]
-    offset = None if first is None else first[0][:, None]
     tile = (col_C.size, packed.depth)
     exact = dict(wide=how.wide, interpret=how.interpret)
 
@@ -106,23 +105,28 @@ def accumulate(x_ref, weights, expert, col_C, slot_R, live_R, how, first=None):
         return jax.lax.dot_general(w, x, contract, preferred_element_type=jnp.float32)
 
     def step(i, acc):
-        at_L = i * shape.groups + packed.block()
-        masked = {}
-        if not everywhere:
-            at = at_L[None, :] if first is None else at_L[None, :] + offset
-            mask = at < total if half % shape.cols == 0 else (at < total) & (col < half)
-            mask = mask if here is None else mask & here
-            masked = dict(mask=jnp.broadcast_to(mask, tile), other=jnp.uint16(0))
-        pair = plt.load(scales_ref.at[expert, *packed.scale_at(i, offset, col)], **masked)
-        factor = [scale_of(pair, plane, **exact) for plane in (0, 1)]
         acc = list(acc)
         for run in packed.runs:
-            at = [packed.lane_at(i, offset, col, run, plane) for plane in packed.loads]
-            lanes = [plt.load(lanes_ref.at[expert, *index], **masked) for index in at]
+            block_L = packed.block(i, run)
+            at = block_L[None, :] if first is None else block_L[None, :] + first[0][:, None]
+            masked, scaled = {}, {}
+            if not everywhere:
+                mask = at < total if half % shape.cols == 0 else (at < total) & (col < half)
+                mask = mask if here is None else mask & here
+                masked = dict(mask=jnp.broadcast_to(mask, tile), other=jnp.uint16(0))
+                some = tile if block_L.size > 1 else (col_C.size, 1)
+                scaled = dict(
+                    mask=jnp.broadcast_to(mask, some), other=jnp.zeros((), scales_ref.dtype)
+                )
+            scale = plt.load(scales_ref.at[expert, *packed.scale_at(at, col)], **scaled)
+            factor = packed.factors(scale, **exact)
+            index = [packed.lane_at(at, col, run, plane) for plane in packed.loads]
+            lanes = [plt.load(lanes_ref.at[expert, *each], **masked) for each in index]
 
-            def weights_at(place, plane, lanes=lanes):
+            def weights_at(place, plane, lanes=lanes, factor=factor):
                 lane = lanes[plane % len(lanes)]
-                return weight_of(lane, factor[plane], packed.code(place, plane), **exact)
+                factor_CL = factor[plane][place]
+                return weight_of(lane, factor_CL, packed.code(place, plane), **exact)
 
             if how.order == "joined":
                 k_K = i * (shape.groups * BLOCK) + jnp.arange(shape.groups * BLOCK)
@@ -135,7 +139,9 @@ def accumulate(x_ref, weights, expert, col_C, slot_R, live_R, how, first=None):
                     acc[plane] += dot(w, x)
                 continue
             for place in range(packed.places):
-                x = load_x(packed.columns(i, run, place), at_L < total)
+                x = load_x(
+                    packed.columns(i, run, place), jnp.broadcast_to(block_L < total, packed.depth)
+                )
                 for plane in (0, 1):
                     acc[plane] += dot(weights_at(place, plane), x)
         return tuple(acc)

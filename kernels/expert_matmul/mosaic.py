@@ -104,14 +104,29 @@ def require() -> None:
             "Use backend='triton'."
         )
     device.require_nvidia("backend 'mosaic'")
-    if jax.default_backend() != "gpu":
-        return  # compiled ahead of time, for a Hopper
-    gpu = jax.devices()[0]
-    if gpu.compute_capability != "9.0":
+    if device.capability() != "9.0":
         raise NotImplementedError(
-            f"backend 'mosaic' is for Hopper, compute capability 9.0; {gpu.device_kind} has "
-            f"{gpu.compute_capability}. Use backend='triton'."
+            f"backend 'mosaic' is for Hopper, compute capability 9.0; this is "
+            f"{device.capability()}. Use backend='triton'."
         )
+
+
+def runs_here() -> bool:
+    """Whether `require` would pass."""
+    try:
+        require()
+    except NotImplementedError:
+        return False
+    return True
+
+
+# Rows an expert, on average, from which on this beats the Triton kernels.
+PAYS_FROM = 12
+
+
+def pays(tokens: int, chosen: int, experts: int) -> bool:
+    """Whether this many rows are faster here than with the Triton kernels on the same layout."""
+    return tokens * chosen >= PAYS_FROM * experts
 
 
 def expert_matmul(

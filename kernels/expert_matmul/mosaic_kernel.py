@@ -47,7 +47,7 @@ def matmul(
     which is what is copied. tiles: expert_T (ascending, then -1), start_T in groups of 8 rows,
     size_T in rows, a multiple of 8, all of them the tile's own: the parts of routing's make_tiles.
     widths: a tile is computed in the first that holds it. lanes
-    [E, N/64, K/64, 4, 256] and scales [E, N/64, K/64, 64]: see mxfp4.fragments.
+    [E, N/64, K/64, 4, 256] and scales [E, N/64, K/64, 32]: see mxfp4.fragments.
     """
     count = tiles[0].shape[0]
     _, blocks, steps, _, _ = lanes.shape
@@ -184,7 +184,7 @@ def matmul(
         scratch_types=[
             plgpu.SMEM((stages, widths[-1], DEPTH), jnp.bfloat16),
             plgpu.SMEM((stages, groups, 4, 256), jnp.uint16),
-            plgpu.SMEM((stages, groups, 64), jnp.uint16),
+            plgpu.SMEM((stages, groups, 32), jnp.uint32),
             plgpu.Barrier(num_arrivals=3, num_barriers=stages),
             plgpu.Barrier(num_arrivals=groups, num_barriers=stages),
             # jax's interpreter multiplies only what lies in shared memory.

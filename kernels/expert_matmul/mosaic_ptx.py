@@ -51,13 +51,15 @@ def decode(wide: bool) -> str:
         "ld.shared.v4.b32 {w0, w1, w2, w3}, [$16]; ld.shared.b32 s, [$17];",
         *(_scale(byte, wide) for byte in range(4)),
     ]
-    for i in range(4):
-        lines.append(f"mov.b32 w, w{i};")
+    for word in range(4):
+        lines.append(f"mov.b32 w, w{word};")
         for place, bits in enumerate(_PLACE):
-            row, block = place % 2, i // 2
+            # Operand 2 b + i of 16 columns each; in it, column half h and row r.
+            (block, row), (i, half) = divmod(place, 2), divmod(word, 2)
+            target = 4 * (2 * block + i) + 2 * half + row
             # 0x7E80 is 2**126, which a wide scale has no room for.
             lift = "mov.b32 u, 0x7E807E80; mul.rn.bf16x2 t, t, u;" if wide else ""
-            lines.append(f"{bits} {lift} mul.rn.bf16x2 ${4 * i + place}, t, f{2 * block + row};")
+            lines.append(f"{bits} {lift} mul.rn.bf16x2 ${target}, t, f{place};")
     return " ".join([*lines, "}"])
 
 

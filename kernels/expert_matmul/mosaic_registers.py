@@ -70,7 +70,7 @@ def _asm(results, args, text, constraints):
 
 
 def decode(lanes_smem, scales_smem, *, wide: bool, interpret: bool):
-    """bfloat16 [64, 64] in the tensor core's registers, from [4, 256] lanes and [64] scales."""
+    """bfloat16 [64, 64] in the tensor core's registers, from [4, 256] lanes and [32] scales."""
     if interpret:
         return decode_tile(lanes_smem[...], scales_smem[...])
 

@@ -5,7 +5,7 @@ weights, and a tile of lanes [C, L] meets activations [L, R] in a few dots:
 
                   rows of a lane   places of columns in it   loads of lanes for a tile of columns
     Lanes         1 of a plane     4                         one for each plane and run of lanes
-    Fragments     both             2                         one
+    Fragments     both             2, in two blocks          one for each 64 columns
 
 Row r of a pair is plane r: gate and up, or of down two values of the output.
 """
@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..mxfp4.codec import BLOCK
-from ..mxfp4.fragments import DEPTH, ROWS
+from ..mxfp4.fragments import DEPTH, PAIRS, PER_PAIR
+from ..mxfp4.in_kernel import scale_of, scale_of_word
 from ..mxfp4.lanes import LANES, PLACES
 
 # The order of activations in memory. "natural" is column order. Others make a tile's dot meet a
@@ -25,7 +26,7 @@ from ..mxfp4.lanes import LANES, PLACES
 #   "chunked"   in 128 columns, the 4 by 4 chunks of 8 transposed: a run for each place of a lane
 #   "joined"    in 32 columns, 4 by 8 transposed: the four places of a lane next to each other, for
 #               one dot over all of them
-#   "fragment"  in 64 columns, that of the lanes of `mxfp4.fragments`: a run for each place
+#   "fragment"  in 32 columns, that of the lanes of `mxfp4.fragments`: a run for each place
 CHUNKED = PLACES * BLOCK
 
 
@@ -45,7 +46,7 @@ def to_order(x_ND: Array, order: str) -> Array:
 
     chunked: value 128 i + 32 g + 8 p + j moves to 128 i + 32 p + 8 g + j, its own inverse
     joined: value 32 g + 8 p + j moves to 32 g + 4 j + p
-    fragment: value 64 s + 16 i + 8 h + 2 c + v moves to 64 s + 32 h + 8 c + 2 i + v
+    fragment: value 32 g + 16 i + 8 h + 2 c + v moves to 32 g + 8 c + 4 i + 2 h + v
     """
     rows, width = x_ND.shape
     if order == "chunked":
@@ -56,8 +57,8 @@ def to_order(x_ND: Array, order: str) -> Array:
         x = x_ND.reshape(rows, -1, PLACES, LANES)
         return jnp.swapaxes(x, 2, 3).reshape(rows, -1)
     if order == "fragment":
-        x = x_ND.reshape(rows, -1, 4, 2, 4, 2)
-        return x.transpose(0, 1, 3, 4, 2, 5).reshape(rows, width)
+        x = x_ND.reshape(rows, -1, 2, 2, 4, 2)  # i h c v
+        return x.transpose(0, 1, 4, 2, 3, 5).reshape(rows, width)
     return x_ND
 
 
@@ -66,11 +67,11 @@ def place_of(col_C, order):
     if order == "natural":
         return col_C
     if order == "fragment":
-        s_C, rest_C = split(col_C, DEPTH)
+        g_C, rest_C = split(col_C, BLOCK)
         i_C, rest_C = split(rest_C, 16)
         h_C, rest_C = split(rest_C, 8)
         c_C, v_C = split(rest_C, 2)
-        return s_C * DEPTH + h_C * 32 + c_C * 8 + i_C * 2 + v_C
+        return g_C * BLOCK + c_C * 8 + i_C * 4 + h_C * 2 + v_C
     rest_C, j_C = split(col_C, LANES)
     rest_C, p_C = split(rest_C, PLACES)
     if order == "joined":
@@ -110,32 +111,33 @@ class Lanes:
         """Lanes in a tile."""
         return self.groups * self.lanes
 
-    def block(self):
-        """[L]: which block of the step each lane of a tile belongs to."""
-        return split(jnp.arange(self.depth), self.lanes)[0]
+    def block(self, i, run):
+        """[L]: the block that each lane of a tile belongs to."""
+        return i * self.groups + self._split()[0]
 
-    def _within(self):
-        return split(jnp.arange(self.depth), self.lanes)[1]
+    def scale_at(self, at, col):
+        """Index of the scales of blocks `at`."""
+        return at, col
 
-    def scale_at(self, i, offset, col):
-        """Index of [C, L] scales of step i; offset: None, or blocks [C, 1] further."""
-        return self._at(i, offset), col
+    def factors(self, pairs, *, wide: bool, interpret: bool):
+        """What to multiply the weights of each plane at each place by, [C, L] each."""
+        each = [scale_of(pairs, plane, wide=wide, interpret=interpret) for plane in (0, 1)]
+        return [[factor] * self.places for factor in each]
 
-    def lane_at(self, i, offset, col, run, plane):
-        """Index of [C, L] lanes."""
-        return plane, self._at(i, offset), (run + self._within())[None, :], col
-
-    def _at(self, i, offset):
-        at = (i * self.groups + self.block())[None, :]
-        return at if offset is None else at + offset
+    def lane_at(self, at, col, run, plane):
+        """Index of the lanes of blocks `at`."""
+        return plane, at, (run + self._split()[1])[None, :], col
 
     def columns(self, i, run, place):
         """[L]: where the activations of a tile's place lie."""
+        within_L = run + self._split()[1]
         if self.order == "natural":
-            at_L = i * self.groups + self.block()
-            return at_L * BLOCK + place * LANES + run + self._within()
-        block_L, inner_L = split(i * self.groups + self.block(), PLACES)
-        return block_L * CHUNKED + place * BLOCK + inner_L * LANES + run + self._within()
+            return self.block(i, run) * BLOCK + place * LANES + within_L
+        block_L, inner_L = split(self.block(i, run), PLACES)
+        return block_L * CHUNKED + place * BLOCK + inner_L * LANES + within_L
+
+    def _split(self):
+        return split(jnp.arange(self.depth), self.lanes)
 
     def code(self, place: int, plane: int) -> int:
         """The place in a lane of a plane's weights."""
@@ -149,13 +151,15 @@ class Lanes:
 
 @dataclasses.dataclass(frozen=True)
 class Fragments:
-    """Of `mxfp4.fragments`, its tiles flat: lanes [E, T, S, 1024], in steps of `groups` blocks."""
+    """Of `mxfp4.fragments`, its tiles flat: [E, T, S, 1024]. A tile of lanes is one step of 64
+    columns: 64 bytes of each pair of rows, and one word of scales."""
 
     blocks: tuple[int, ...]
-    groups: int  # even: two to a step of the layout
+    groups: int  # even: two blocks to a step of the layout
     order: str
     places = 2
     loads = (0,)  # a lane holds both planes
+    depth = PER_PAIR
 
     @property
     def total(self) -> int:
@@ -163,46 +167,37 @@ class Fragments:
 
     @property
     def half(self) -> int:
-        return self.blocks[1] * (ROWS // 2)
+        return self.blocks[1] * PAIRS
 
     @property
     def runs(self) -> range:
-        return range(1)
+        return range(0, self.groups, 2)
 
-    @property
-    def depth(self) -> int:
-        return self.groups * LANES * 2
+    def block(self, i, run):
+        return jnp.full((1,), i * self.groups + run, jnp.int32)
 
-    def _parts(self):
-        """[L]: the layout's step of each lane, and which of its 32 it is."""
-        return split(jnp.arange(self.depth), 32)
+    def scale_at(self, at, col):
+        tile, pair = split(col, PAIRS)
+        return tile, _half(at), pair
 
-    def block(self):
-        s_L, lane_L = self._parts()
-        return 2 * s_L + split(split(lane_L, 4)[0], 2)[1]
+    def factors(self, words, *, wide: bool, interpret: bool):
+        words = jnp.broadcast_to(words, (words.shape[0], PER_PAIR))
+        exact = dict(wide=wide, interpret=interpret)
+        each = [scale_of_word(words, place, **exact) for place in range(2 * self.places)]
+        return each[0::2], each[1::2]
 
-    def _step(self, i, offset):
-        s = (i * (self.groups // 2) + self._parts()[0])[None, :]
-        return s if offset is None else s + split(offset, 2)[0]
-
-    def scale_at(self, i, offset, col):
-        tile, pair = split(col, 32)
-        _, lane_L = self._parts()
-        within_L = split(split(lane_L, 4)[0], 2)[1]
-        return tile, self._step(i, offset), pair * 2 + within_L[None, :]
-
-    def lane_at(self, i, offset, col, run, plane):
-        tile, pair = split(col, 32)
-        return tile, self._step(i, offset), pair * 32 + self._parts()[1][None, :]
+    def lane_at(self, at, col, run, plane):
+        tile, pair = split(col, PAIRS)
+        return tile, _half(at), pair * PER_PAIR + jnp.arange(PER_PAIR)[None, :]
 
     def columns(self, i, run, place):
-        s_L, lane_L = self._parts()
-        first_L = (i * (self.groups // 2) + s_L) * DEPTH
+        first, lane_L = (i * self.groups + run) * BLOCK, jnp.arange(PER_PAIR)
         if self.order == "fragment":
-            return first_L + 32 * place + lane_L
+            return first + BLOCK * place + lane_L
         c_L, rest_L = split(lane_L, 8)
-        i_L, v_L = split(rest_L, 2)
-        return first_L + 16 * i_L + 8 * place + 2 * c_L + v_L
+        i_L, rest_L = split(rest_L, 4)
+        h_L, v_L = split(rest_L, 2)
+        return first + BLOCK * place + 16 * i_L + 8 * h_L + 2 * c_L + v_L
 
     def code(self, place: int, plane: int) -> int:
         return 2 * place + plane
@@ -210,3 +205,7 @@ class Fragments:
     @staticmethod
     def row_of(pair, plane: int, half: int):
         return 2 * pair + plane
+
+
+def _half(at):
+    return split(at, 2)[0]

@@ -82,7 +82,7 @@ class ExpertWeights:
     triton_wide: the same arrays, some scale byte of which is above 128: exact, one multiplication
                  a weight slower
     mosaic:      the tiles of mxfp4.fragments: gate_up_blocks uint16 [E, P/64, D/64, 4, 256],
-                 gate_up_scales uint16 [E, P/64, D/64, 64], down_* with D and F in place of P and D
+                 gate_up_scales uint32 [E, P/64, D/64, 32], down_* with D and F in place of P and D
     mosaic_wide: to mosaic as triton_wide to triton
     and always   gate_up_bias [E, P], down_bias [E, D]
 
@@ -182,8 +182,8 @@ class ExpertWeights:
         for name in ("gate_up", "down"):
             blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
             if layout.startswith("mosaic"):
-                lanes, pairs = to_fragments(blocks, scales)
-                packed |= {f"{name}_blocks": lanes, f"{name}_scales": pairs}
+                lanes, words = to_fragments(blocks, scales)
+                packed |= {f"{name}_blocks": lanes, f"{name}_scales": words}
                 continue
             if name == "gate_up":  # rows g0 u0 g1 u1 ... to g0 g1 ... u0 u1 ...
                 blocks = jnp.concatenate([blocks[:, 0::2], blocks[:, 1::2]], axis=1)
@@ -235,9 +235,9 @@ def _shapes(layout: str, count: int, embed: int, ffn: int) -> dict[str, tuple[in
         gate_up, down = (2 * ffn // ROWS, embed // DEPTH), (embed // ROWS, ffn // DEPTH)
         return {
             "gate_up_blocks": (count, *gate_up, 4, 256),
-            "gate_up_scales": (count, *gate_up, 64),
+            "gate_up_scales": (count, *gate_up, 32),
             "down_blocks": (count, *down, 4, 256),
-            "down_scales": (count, *down, 64),
+            "down_scales": (count, *down, 32),
         }
     return {
         "gate_up_blocks": (count, 2, embed // BLOCK, 8, ffn),

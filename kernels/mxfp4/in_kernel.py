@@ -39,7 +39,19 @@ def scale_of(pair, plane: int, *, wide: bool, interpret: bool):
     """bfloat16 factors of one plane from scale lanes: 2**(byte - 1), wide 2**(byte - 127)."""
     if not wide and not interpret:
         return _asm(_SCALE[plane], [pair], "=r,r")
-    byte = (pair.astype(jnp.int32) >> (8 * plane)) & 255
+    return _factor((pair.astype(jnp.int32) >> (8 * plane)) & 255, wide)
+
+
+def scale_of_word(word, place: int, *, wide: bool, interpret: bool):
+    """As scale_of, of one byte of 32-bit words."""
+    if not wide and not interpret:
+        low, high = 0x11 * place, 0x11 * (4 + place)
+        body = f"prmt.b32 t, $1, $2, {high << 8 | low:#x}; and.b32 t, t, 0x00FF00FF;"
+        return _asm(body + " mad.lo.u32 $0, t, 128, 0x3F003F00;", [word], "=r,r,r")
+    return _factor((word.astype(jnp.int32) >> (8 * place)) & 255, wide)
+
+
+def _factor(byte, wide: bool):
     if wide:
         bits = jnp.where(byte == 0, 0x0040, jnp.where(byte == 255, 0x7FC0, byte << 7))
     else:

@@ -30,7 +30,7 @@ def packed(seed, rows, columns, low=0, high=256):
 def test_fragments_go_back_to_the_same_bytes():
     blocks, scales = (jnp.stack([a, a[::-1]]) for a in packed(0, 192, 128))
     lanes, pairs = to_fragments(blocks, scales)
-    assert lanes.shape == (2, 3, 2, 4, 256) and pairs.shape == (2, 3, 2, 64)
+    assert lanes.shape == (2, 3, 2, 4, 256) and pairs.shape == (2, 3, 2, 32)
     assert lanes.nbytes == blocks.nbytes and pairs.nbytes == scales.nbytes
     for got, want in zip(from_fragments(lanes, pairs), (blocks, scales), strict=True):
         np.testing.assert_array_equal(got, want)
@@ -48,9 +48,9 @@ def test_a_tile_is_decoded_in_the_tensor_cores_order_of_rows():
         np.testing.assert_array_equal(tile[16 * w + 8 * r + g], whole[row, 64:128])
 
 
-def halves(lanes, base):
-    """16-bit memory by byte address of uint16 lanes at `base`."""
-    flat = np.asarray(lanes).reshape(-1)
+def halves(array, base):
+    """16-bit memory by byte address of an array at `base`."""
+    flat = np.asarray(array).reshape(-1).view("<u2")
     return {base + 2 * i: int(half) for i, half in enumerate(flat)}
 
 

@@ -42,12 +42,13 @@ def test_floors_of_the_named_shapes():
     assert shapes.experts("120b", 128).hit() == pytest.approx(125.8, abs=0.1)
 
 
-def test_candidates_differ_and_hold_the_heuristic():
+@pytest.mark.parametrize("layout", ["triton", "mosaic"])
+def test_candidates_differ_and_hold_the_heuristic(layout):
     for problem in shapes.EXPERTS:
-        plans = explore.candidates(problem, "NVIDIA H200")
+        plans = explore.candidates(problem, "NVIDIA H200", layout)
         assert len(plans) == len(set(plans)) >= 5
         sizes = (problem.tokens, problem.chosen, problem.experts)
-        assert plans[0] == triton.heuristic(*sizes, "NVIDIA H200")
+        assert plans[0] == triton.heuristic(*sizes, "NVIDIA H200", layout)
 
 
 def test_the_fastest_gate_up_and_down_that_are_right_are_joined():
@@ -97,6 +98,6 @@ def test_a_table_of_plans_keeps_what_it_had(tmp_path):
     one, two = shapes.experts("20b", 1), shapes.experts("20b", 2)
     bench.write_plans(file, {two: plan}, [])
     bench.write_plans(file, {one: plan}, [{"shape": "20b/1", "us": 20.5}])
-    plans = json.loads(file.read_text())["plans"]["2880,2880,32,4"]
+    plans = json.loads(file.read_text())["plans"]["triton"]["2880,2880,32,4"]
     assert list(plans) == ["1", "2"] and plans["1"]["us"] == 20.5
     assert triton.plan_from(plans["2"]) == plan
