@@ -47,41 +47,36 @@ def candidates(problem: shapes.Experts, device_kind: str, layout: str = "triton"
 def _of_fragments(tokens: int, chosen: int, mean: float) -> list[Plan]:
     found = []
     if tokens <= 4:
-        usual = summing(chosen)
+        usual = summing(chosen, cols=8)
         gate_up = (
-            Shape(cols=16, parts=4, groups=4, stages=4),
-            Shape(cols=32, parts=4, groups=4, warps=8),
-            Shape(cols=32, parts=2, groups=8),
-            Shape(cols=16, parts=8, groups=4, warps=8),
-            Shape(cols=16, parts=4, groups=8, stages=2),
             Shape(cols=32, parts=4, groups=8, warps=8, stages=2),
+            Shape(cols=16, parts=4, groups=4, stages=4),
+            Shape(cols=32, parts=4, groups=2, warps=8, stages=4),
+            Shape(cols=32, parts=4, groups=4, warps=4),
+            Shape(cols=64, parts=2, groups=4, warps=8),
+            Shape(cols=32, parts=2, groups=8),
         )
         down = (
-            dataclasses.replace(usual, groups=4, stages=4),
             dataclasses.replace(usual, groups=8, stages=2),
-            dataclasses.replace(usual, cols=8, warps=max(1, usual.warps // 2)),
-            dataclasses.replace(usual, groups=4, stages=6),
-            dataclasses.replace(usual, cols=8, parts=2 * usual.parts),
+            dataclasses.replace(usual, groups=4, stages=4),
+            dataclasses.replace(usual, cols=16),
             dataclasses.replace(usual, warps=max(1, usual.warps // 2)),
+            dataclasses.replace(usual, groups=8, stages=4),
+            dataclasses.replace(usual, groups=4, stages=3),
         )
         for g, d in zip(gate_up, down, strict=True):
             found.append(Plan(rows=8, direct=True, gate_up=g, down=d, order="fragment"))
         if tokens <= 2:
             return found
     few = (
+        Shape(groups=8),
         Shape(groups=8, stages=2),
         Shape(groups=4, stages=4),
-        Shape(groups=8, stages=4),
-        Shape(groups=8, cols=128, warps=8),
         Shape(groups=8, cols=32, warps=2),
         Shape(groups=4, stages=3),
     )
     for rows in (8,) if mean <= 4 else (16, 8) if mean <= 8 else (32, 16, 64):
-        for order in ("fragment", "natural") if mean <= 4 else ("fragment",):
-            found += [
-                Plan(rows=rows, direct=False, gate_up=s, down=s, order=order)
-                for s in (few if order == "fragment" else few[:2])
-            ]
+        found += [Plan(rows=rows, direct=False, gate_up=s, down=s, order="fragment") for s in few]
     return found
 
 

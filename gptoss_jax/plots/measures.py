@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .. import kernels
-from ..kernels import shapes
 from . import style
 
 
@@ -45,25 +44,20 @@ def parity_by_layer(report) -> Figure:
 
 
 def recorded(device: str = "nvidia_h200") -> tuple[list[Timing], dict[str, str]]:
-    """Times of one layer's experts as kernels/tuned holds them, and where they come from.
+    """Times of one layer's experts as `kernels.bench --json` had them, and where they come from.
 
     Raises ValueError for a device of which nothing is recorded.
     """
     folder = pathlib.Path(kernels.__file__).parent / "tuned"
-    file = folder / f"{device}.json"
+    file = folder / f"{device}_experts.json"
     if not file.is_file():
-        known = sorted(path.stem for path in folder.glob("*.json"))
+        known = sorted(p.stem.removesuffix("_experts") for p in folder.glob("*_experts.json"))
         raise ValueError(f"nothing is recorded of {device!r}; there are {known}.")
     table = json.loads(file.read_text("utf-8"))
-    timings = []
-    for sizes, plans in table["plans"].items():
-        embed, ffn, experts, chosen = map(int, sizes.split(","))
-        for tokens, plan in sorted(plans.items(), key=lambda item: int(item[0])):
-            problem = shapes.Experts(
-                model="", tokens=int(tokens), embed=embed, ffn=ffn, experts=experts, chosen=chosen
-            )
-            name = f"{experts} experts\n{tokens} tokens"
-            timings.append(Timing(name, plan["us"] / 1e3, problem.floor_us() / 1e3))
+    timings = [
+        Timing(row["shape"].replace("/", "\n") + " tokens", row["us"] / 1e3, row["floor_us"] / 1e3)
+        for row in table["rows"]
+    ]
     return timings, {key: table[key] for key in ("device", "jax", "date", "commit")}
 
 

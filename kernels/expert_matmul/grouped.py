@@ -22,7 +22,7 @@ from jax.experimental.pallas import triton as plt
 
 from ..mxfp4.codec import BLOCK
 from ..mxfp4.in_kernel import weight_of
-from .packed import Fragments, Lanes, ordered_width, place_of
+from .packed import Fragments, Lanes, ordered_width, place_of, split
 from .swiglu import swiglu
 
 
@@ -81,7 +81,7 @@ def accumulate(x_ref, weights, expert, col_C, slot_R, live_R, how, first=None):
     shape = how.shape
     lanes_ref, scales_ref = weights
     packed = packed_of(lanes_ref.shape, how)
-    total, half, width = packed.total, packed.half, packed.total * BLOCK
+    total, half = packed.total, packed.half
     steps = pl.cdiv(part_groups(total, shape), shape.groups)
     whole = total % (shape.groups * shape.parts) == 0
     everywhere = whole and half % shape.cols == 0 and jnp.ndim(expert) == 0
@@ -91,12 +91,12 @@ def accumulate(x_ref, weights, expert, col_C, slot_R, live_R, how, first=None):
     tile = (col_C.size, packed.depth)
     exact = dict(wide=how.wide, interpret=how.interpret)
 
-    def load_x(k_L, inside_L):  # [L, R]
-        k, inside = k_L[:, None], inside_L[:, None]
+    def load_x(k_L, block_L):  # [L, R]; masked by block, not by column: runs stay runs
+        k, block = k_L[:, None], block_L[:, None]
         if first is not None:
             k = k + first[1][None, :] * BLOCK
-            inside = k < width
-        live = live_R[None, :] if whole else live_R[None, :] & inside
+            block = block + first[1][None, :]
+        live = live_R[None, :] if whole else live_R[None, :] & (block < total)
         live = jnp.broadcast_to(live, (k_L.size, live_R.size))
         return plt.load(x_ref.at[slot_R[None, :], k], mask=live, other=jnp.zeros((), x_ref.dtype))
 
@@ -130,7 +130,7 @@ def accumulate(x_ref, weights, expert, col_C, slot_R, live_R, how, first=None):
 
             if how.order == "joined":
                 k_K = i * (shape.groups * BLOCK) + jnp.arange(shape.groups * BLOCK)
-                x = load_x(k_K, k_K < width)
+                x = load_x(k_K, split(k_K, BLOCK)[0])
                 for plane in (0, 1):
                     w = [weights_at(place, plane) for place in range(packed.places)]
                     halves = [jnp.stack([w[0], w[2]], axis=-1), jnp.stack([w[1], w[3]], axis=-1)]
@@ -139,9 +139,7 @@ def accumulate(x_ref, weights, expert, col_C, slot_R, live_R, how, first=None):
                     acc[plane] += dot(w, x)
                 continue
             for place in range(packed.places):
-                x = load_x(
-                    packed.columns(i, run, place), jnp.broadcast_to(block_L < total, packed.depth)
-                )
+                x = load_x(packed.columns(i, run, place), block_L)
                 for plane in (0, 1):
                     acc[plane] += dot(weights_at(place, plane), x)
         return tuple(acc)

@@ -63,7 +63,7 @@ def gate_up(
         if routed:
             logits_ref, live_ref = choice_refs
             token = row // chosen
-            expert, logit = pick(logits_ref, token, row % chosen)
+            expert, logit = pick(logits_ref, token, row % chosen, chosen)
             expert = jnp.where(live_ref[token] != 0, expert, -1)
 
             @pl.when(col == 0)

@@ -73,13 +73,17 @@ def heuristic(
 
 
 def _of_fragments(tokens: int, chosen: int, experts: int) -> Plan:
-    """On a Hopper: 8 blocks a step cost 3.2 instructions a weight, 4 cost 3.3 and 2 3.5."""
-    few = Shape(groups=8)
+    """On a Hopper: 8 blocks a step cost 3.2 instructions a weight, 4 cost 3.3 and 2 3.5.
+
+    Programs of 2 warps won from 4 to 64 tokens, by 1 to 7 % over 4 warps.
+    """
     if tokens <= 2:
-        gate_up = Shape(cols=16, parts=4, groups=8)
-        return Plan(rows=8, direct=True, gate_up=gate_up, down=summing(chosen), order="fragment")
+        gate_up = Shape(cols=32, parts=4, groups=4, warps=8)
+        down = summing(chosen, cols=8)
+        return Plan(rows=8, direct=True, gate_up=gate_up, down=down, order="fragment")
     mean = tokens * chosen / experts
     rows = min(64, max(8, 1 << math.ceil(math.log2(max(2 * mean, 1)))))
+    few = Shape(groups=8, cols=32, warps=2) if rows <= 16 else Shape(groups=4, stages=4)
     return Plan(rows=rows, direct=False, gate_up=few, down=few, order="fragment")
 
 

@@ -98,12 +98,13 @@ def top_k(
     )(logits_NE, *(() if live_N is None else (live_N,)))
 
 
-def pick(logits_ref, token, choice):
-    """(id, logit) of one choice of a token, inside a kernel; a NaN among its logits: logit NaN.
+def pick(logits_ref, token, choice, chosen: int):
+    """(id, logit) of one of a token's `chosen` choices, inside a kernel; a NaN among its logits:
+    logit NaN.
 
-    An expert's rank is how many are larger, or equal with a lower index: two reductions, where
-    `choice` + 1 rounds of a maximum would wait for each other. E * E comparisons: 8 a thread for
-    32 experts and 4 warps.
+    Of few experts, a rank is how many are larger, or equal with a lower index: two reductions,
+    where rounds of a maximum wait for each other. That is E * E comparisons, 8 a thread for 32
+    experts and 4 warps; for 128 it took 128 registers and 8 us, so that there it is rounds.
     """
     experts = logits_ref.shape[1]
     width = pl.next_power_of_2(experts)
@@ -112,6 +113,15 @@ def pick(logits_ref, token, choice):
     given_E = plt.load(logits_ref.at[token, expert_E], mask=inside_E, other=-jnp.inf)
     broken = jnp.max((given_E != given_E).astype(jnp.int32)) > 0
     logit_E = jnp.where(given_E != given_E, -jnp.inf, given_E)
+    if width > 64:
+        left_E, expert, logit = inside_E, jnp.int32(0), jnp.float32(0)
+        for round_ in range(chosen):
+            most = jnp.max(jnp.where(left_E, logit_E, -jnp.inf))
+            id_ = jnp.min(jnp.where(left_E & (logit_E == most), expert_E, width)).astype(jnp.int32)
+            left_E = left_E & (expert_E != id_)
+            expert = jnp.where(choice == round_, id_, expert)
+            logit = jnp.where(choice == round_, most, logit)
+        return expert, jnp.where(broken, jnp.nan, logit)
     mine, other = logit_E[:, None], logit_E[None, :]
     # The places past the last expert are -inf too, but never lower in index: they outrank nobody.
     ahead_EE = (other > mine) | ((other == mine) & (expert_E[None, :] < expert_E[:, None]))

@@ -355,7 +355,7 @@ def test_nothing_is_left_abstract_or_random(folders):
 @pytest.mark.parametrize("sizes", [None, dict(expert=2, tensor=2)], ids=str)
 def test_experts_are_turned_for_the_kernels_and_back(tmp_path, monkeypatch, sizes):
     """What load does on a GPU, where None and "triton" choose another layout."""
-    monkeypatch.setattr(turn, "layout_for", lambda backend, experts=None: "triton")
+    monkeypatch.setattr(turn, "layout_for", lambda backend, experts=None, cut=False: "triton")
     numbers = checkpoints.TINY.replace(layers=2, ffn=128)
     weights = checkpoints.make_weights(numbers)
     folder = checkpoints.write(tmp_path / "x", numbers, weights, "mxfp4")
@@ -386,13 +386,13 @@ def test_a_backend_that_cannot_run_is_refused_before_reading(tmp_path, backend):
 
 @pytest.mark.parametrize("keywords", [dict(dtype="float32"), dict(experts="dense")], ids=str)
 def test_triton_takes_packed_bfloat16(tmp_path, monkeypatch, keywords):
-    monkeypatch.setattr(turn, "layout_for", lambda backend, experts=None: "triton")
+    monkeypatch.setattr(turn, "layout_for", lambda backend, experts=None, cut=False: "triton")
     with pytest.raises(NotImplementedError, match="backend 'triton'"):
         load(tmp_path / "nothing", backend="triton", **keywords)
 
 
 def test_triton_from_a_dense_checkpoint_says_how(folders, monkeypatch):
-    monkeypatch.setattr(turn, "layout_for", lambda backend, experts=None: "triton")
+    monkeypatch.setattr(turn, "layout_for", lambda backend, experts=None, cut=False: "triton")
     with pytest.raises(CheckpointError, match="read by backend 'triton'; .*--format mxfp4"):
         load(folders["tiny", "bf16"], backend="triton")
 

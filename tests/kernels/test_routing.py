@@ -24,7 +24,7 @@ def picked(logits, k):
 
     def body(logits_ref, ids_ref, logit_ref):
         n, x = pl.program_id(0), pl.program_id(1)
-        ids_ref[n, x], logit_ref[n, x] = in_kernel.pick(logits_ref, n, x)
+        ids_ref[n, x], logit_ref[n, x] = in_kernel.pick(logits_ref, n, x, k)
 
     ids, logit = pl.pallas_call(
         body,
@@ -76,6 +76,15 @@ def test_top_k_forms_agree_and_refuse():
     ids2, weights2 = interpreted(logits, 3)
     np.testing.assert_array_equal(ids, ids2)
     np.testing.assert_allclose(weights, weights2, rtol=1e-6)
+    # Of more than 64 experts `pick` goes in rounds; halves make ties, and one row holds a NaN.
+    many = jnp.round(2 * jax.random.normal(jax.random.key(1), (4, 100))) / 2
+    many = many.at[1, 7].set(jnp.nan).at[2].set(-jnp.inf)
+    ids, weights = routing.top_k(many, 4)
+    ids2, weights2 = picked(many, 4)
+    rows = np.array([0, 3])
+    np.testing.assert_array_equal(ids[rows], ids2[rows])
+    np.testing.assert_allclose(weights[rows], weights2[rows], rtol=1e-6)
+    assert np.isnan(weights2[1]).all() and ids2[2].tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="12 experts"):
         routing.top_k(logits, 13)
     if jax.default_backend() != "gpu":
