@@ -30,8 +30,11 @@ CELLS = {
     ],
     "120b": [
         Cell("decode", 1, 1024),
+        Cell("decode", 8, 1024),
         Cell("decode", 32, 1024),
+        Cell("decode", 128, 1024),
         Cell("prefill", 1, 2048),
+        Cell("prefill", 1, 8192),
         Cell("decode", 1, LONG),
     ],
 }

@@ -17,6 +17,7 @@ STEPS, KILL_AFTER = 40, 17
 #             steps before the kill   first after   largest after
 #   float32         1.2e-7              8.4e-8          3.3e-7
 #   bfloat16        1.2e-2              4.7e-3          4.1e-2
+#   another run     8.6e-3              1.0e-2
 # What a wrong resume does, measured on a CPU, where a right one has the same bits (bfloat16):
 #   the next batch instead of this one                  9.2e-2          2.7e-1
 #   batches from the start again                        8.9e-3          2.2e-1
@@ -24,8 +25,9 @@ STEPS, KILL_AFTER = 40, 17
 # Weights rounded to bfloat16 hide there (7.1e-5, 3.4e-2), and float32 sees them (1.2e-3, 2.7e-2).
 # Float32 is given 1e-3: one program may take its products in tf32 and another not.
 FAR = {"float32": 1e-3, "bfloat16": 6e-2}
-# Of the first step after resuming alone, or what the two runs differed by before the kill, when
-# neither had been interrupted: the weights it starts from are as far apart as that.
+# Of the first step after resuming alone, or three times what the two runs differed by before the
+# kill, when neither had been interrupted: that is the largest of about ten steps, so that one more
+# may well be larger; a batch late is ten times it.
 NEAR = {"float32": 1e-4, "bfloat16": 4e-3}
 
 
@@ -52,5 +54,5 @@ def test_killed_and_resumed_gives_the_same_losses(tmp_path, compute):
         f"{unbroken:.1e}, first after {apart[saved + 1]:.1e}, "
         f"largest after {max(apart[s] for s in after):.1e}"
     )
-    assert apart[saved + 1] <= max(NEAR[compute], unbroken)
+    assert apart[saved + 1] <= max(NEAR[compute], 3 * unbroken)
     assert max(apart.values()) <= FAR[compute]
