@@ -212,35 +212,44 @@ def test_other_activations_are_refused(experts):
         interpreted(x, ids, weights, experts.to_layout("triton"), plan=TILES)
 
 
-def layer(x, logits, live, experts):
-    how = dict(chosen=4, limit=LIMIT, alpha=ALPHA, backend="triton")
+def layer(x, logits, live, experts, backend):
+    how = dict(chosen=4, limit=LIMIT, alpha=ALPHA, backend=backend)
     return mixture(x, logits, live, experts, x, **how)
 
 
-def abstract(problem: shapes.Experts):
+def abstract(problem: shapes.Experts, layout: str):
     struct = jax.ShapeDtypeStruct
     e, d, f = problem.experts, problem.embed, problem.ffn
-    experts = ExpertWeights(
-        layout="triton",
-        gate_up_blocks=struct((e, 2, d // 32, 8, f), jnp.uint16),
-        gate_up_scales=struct((e, d // 32, f), jnp.uint16),
+    stored = ExpertWeights(
+        layout="checkpoint",
+        gate_up_blocks=struct((e, 2 * f, d // 32, 16), jnp.uint8),
+        gate_up_scales=struct((e, 2 * f, d // 32), jnp.uint8),
         gate_up_bias=struct((e, 2 * f), jnp.bfloat16),
-        down_blocks=struct((e, 2, f // 32, 8, d // 2), jnp.uint16),
-        down_scales=struct((e, f // 32, d // 2), jnp.uint16),
+        down_blocks=struct((e, d, f // 32, 16), jnp.uint8),
+        down_scales=struct((e, d, f // 32), jnp.uint8),
         down_bias=struct((e, d), jnp.bfloat16),
     )
+    experts = jax.eval_shape(lambda experts: experts.to_layout(layout), stored)
     x = struct((problem.tokens, d), jnp.bfloat16)
     logits, live = struct((problem.tokens, e), jnp.float32), struct((problem.tokens,), jnp.bool_)
     return x, logits, live, experts
 
 
-@pytest.mark.parametrize("model, tokens", [("20b", 1), ("20b", 32), ("120b", 8), ("120b", 2048)])
-def test_kernels_lower_for_cuda_at_the_real_shapes(model, tokens):
+def lowered(model: str, tokens: int, layout: str, backend: str | None) -> str:
     with device.ahead_of_time():
-        traced = jax.jit(layer).trace(*abstract(shapes.experts(model, tokens)))
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    found = re.findall(r"@__gpu\$xla.gpu.triton.*?name = \"(\w+)\"", text)
-    assert found == LAUNCHES[tokens]
+        given = abstract(shapes.experts(model, tokens), layout)
+        traced = jax.jit(layer, static_argnums=4).trace(*given, backend)
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+TRITON = r"@__gpu\$xla.gpu.triton.*?name = \"(\w+)\""
+
+
+@pytest.mark.parametrize("layout", ["triton", "mosaic"])
+@pytest.mark.parametrize("model, tokens", [("20b", 1), ("20b", 32), ("120b", 8), ("120b", 2048)])
+def test_kernels_lower_for_cuda_at_the_real_shapes(model, tokens, layout):
+    text = lowered(model, tokens, layout, "triton")
+    assert re.findall(TRITON, text) == LAUNCHES[tokens]
 
 
 LAUNCHES = {
@@ -252,23 +261,35 @@ LAUNCHES = {
 }
 
 
-def shared_bytes(shape: Shape, rows: int) -> int:
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="needs jax 0.11's Mosaic GPU")
+def test_many_rows_take_the_mosaic_kernels_of_the_same_layout():
+    few = lowered("20b", 8, "mosaic", None)
+    assert re.findall(TRITON, few) == LAUNCHES[8]
+    assert "mosaic_gpu" not in few
+    many = lowered("20b", 2048, "mosaic", None)
+    assert re.findall(TRITON, many) == LAUNCHES[2048][:3] + ["experts_sort", "experts_combine"]
+    assert len(re.findall("@mosaic_gpu_v2", many)) == 2
+
+
+def shared_bytes(shape: Shape, rows: int, layout: str) -> int:
     """Of the pipeline: each stage holds x, both planes' lanes and the scales of one step."""
     depth = shape.groups * 32
     cols = shape.cols * shape.parts
     x = rows * depth * 2
     lanes = 2 * cols * (depth // 4) * 2
-    scales = cols * shape.groups * shape.lanes * 2
+    # A scale for each lane; of fragments a word for each pair of rows and two blocks.
+    scales = cols * shape.groups * 2 * (shape.lanes if layout == "triton" else 1)
     return shape.stages * (x + lanes + scales)
 
 
-def test_every_plan_fits_into_shared_memory():
+@pytest.mark.parametrize("layout", ["triton", "mosaic"])
+def test_every_plan_fits_into_shared_memory(layout):
     for problem in shapes.EXPERTS:
         # What one program may have: 227 KB on Hopper, 99 KB on a desktop card.
         for kind, most in (("NVIDIA H200", 232448), ("NVIDIA GeForce RTX 4090", 101376)):
             sizes = (problem.tokens, problem.chosen, problem.experts, problem.embed, problem.ffn)
-            plan = choose_plan(*sizes, kind)
+            plan = choose_plan(*sizes, kind, layout)
             for shape, choices in ((plan.gate_up, 1), (plan.down, 4 if plan.direct else 1)):
                 whole = dataclasses.replace(shape, cols=shape.cols * choices)
-                assert shared_bytes(whole, plan.rows) <= most, (problem.name, kind, shape)
+                assert shared_bytes(whole, plan.rows, layout) <= most, (problem.name, kind, shape)
                 assert whole.cols * whole.parts >= 16 * shape.warps

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
+
+from gptoss_jax.kernels.expert_matmul.weights import _shapes
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -35,6 +38,15 @@ def compiled(**task):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def lanes(layout, backend, *, experts, ffn=2880):
+    """Shapes of one layer's packed weights as kernels of that backend are given them."""
+    shapes = _shapes(layout, experts, 2880, ffn)
+    found = [shapes["gate_up_blocks"], shapes["down_blocks"]]
+    if layout == "mosaic" and backend == "triton":  # a tile flat
+        found = [(*shape[:3], 4 * 256) for shape in found]
+    return [f"u16[{','.join(map(str, shape))}]" for shape in found]
+
+
 @pytest.mark.parametrize(
     "model, batch, sizes",
     [
@@ -55,12 +67,18 @@ def test_a_decode_step_is_two_sums_a_layer(model, batch, sizes):
     # Each of these runs in a shard_map, as Triton kernels where they serve: the embedding, and in
     # each layer attention and what projects to and from it, the router, and the experts.
     assert said["shard_maps"] == 1 + 2 * 5
-    # Two kernels a layer read the packed experts of this device and no others.
-    local = 2 * 2
-    if sizes.get("expert"):
-        assert said["on_local_experts"] == local
+    # Two kernels a layer read the packed experts of this device and no others. A tensor axis cuts
+    # the widths of each, which fragments do not allow.
+    hopper = "mosaic" if jax.__version_info__ >= (0, 11) and "tensor" not in sizes else "triton"
+    assert said["layout"] == hopper
+    part = dict(
+        experts={"20b": 32, "120b": 128}[model] // sizes.get("expert", 1),
+        ffn=2880 // sizes.get("tensor", 1),
+    )
+    assert said["experts"] == {"triton": 2 * lanes(hopper, "triton", **part), "mosaic": []}
+    assert said["moved"] == []
     # Beside them, in each layer: attention and the router; and both projections of one row.
-    assert said["kernels"] >= local + 2 * (4 if batch == 1 else 2)
+    assert said["kernels"]["triton"] >= 2 * 2 + 2 * (4 if batch == 1 else 2)
     assert said["temporary"] < 32 * MIB
 
 
@@ -71,4 +89,9 @@ def test_prefill_sends_tokens_not_weights():
     assert len(said["collectives"]["all-to-all"]) == 3
     moved = [shape for shapes in said["collectives"].values() for shape in shapes]
     assert not any("201088" in shape for shape in moved), moved
+    # The tokens that meet on a device are enough for the Mosaic kernels, where jax has them.
+    of_layer = lanes(said["layout"], said["layout"], experts=128 // 8)
+    other = {"mosaic": "triton", "triton": "mosaic"}[said["layout"]]
+    assert said["experts"] == {said["layout"]: of_layer, other: []}
+    assert said["moved"] == []
     assert said["temporary"] < 2048 * MIB

@@ -24,6 +24,7 @@ import gptoss_jax.decode as decoding
 from gptoss_jax import sharding
 from gptoss_jax.config import Config
 from gptoss_jax.kernels import device
+from gptoss_jax.kernels.expert_matmul import layout_for
 from gptoss_jax.model import GptOss
 from gptoss_jax.sampling import Sampler
 
@@ -56,8 +57,8 @@ def mesh_of(axes: dict[str, int]):
     return sharding.make_mesh(**axes, devices=made.devices)
 
 
-def abstract(config, mesh, dispatch):
-    """A packed bfloat16 model in the kernels' layout, of shapes that know where they lie."""
+def abstract(config, mesh, dispatch, layout):
+    """A packed bfloat16 model in a layout, of shapes that know where they lie."""
 
     def made():
         model = GptOss(
@@ -69,7 +70,7 @@ def abstract(config, mesh, dispatch):
             dispatch=dispatch,
         )
         for block in model.blocks:
-            block.moe.experts.replace(block.moe.experts.weights().to_layout("triton"))
+            block.moe.experts.replace(block.moe.experts.weights().to_layout(layout))
         return model
 
     model = nnx.eval_shape(made)
@@ -78,9 +79,20 @@ def abstract(config, mesh, dispatch):
     leaves = []
     for path, leaf in flat:
         dotted = ".".join(re.findall(r"\w+", jax.tree_util.keystr(path))).removesuffix(".value")
-        lies = sharding.parameter_sharding(dotted, config, mesh, "triton")
+        lies = sharding.parameter_sharding(dotted, config, mesh, layout)
         leaves.append(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies))
     return graph, tree, leaves
+
+
+def size_of(shape: str) -> int:
+    """Elements of a shape as XLA writes it."""
+    return int(np.prod([int(n) for n in re.search(r"\[(.*)\]", shape)[1].split(",")]))
+
+
+def lanes_of(calls: list[str]) -> list[str]:
+    """Shapes of the packed weights among the operands of these calls: scales have fewer axes."""
+    operands = [re.search("operand_layout_constraints=(.*?) metadata=", call)[1] for call in calls]
+    return [shape for one in operands for shape in re.findall(r"u16\[\d+(?:,\d+){3,}\]", one)]
 
 
 def main(task: dict):
@@ -90,7 +102,8 @@ def main(task: dict):
     shown = {name: getattr(published, name) for name in published.__dataclass_fields__}
     config = Config(**shown | {"layers": task["layers"], "sliding": None})
     with device.ahead_of_time():
-        graph, tree, leaves = abstract(config, mesh, task["dispatch"])
+        layout = layout_for(cut=axes["tensor"] > 1)
+        graph, tree, leaves = abstract(config, mesh, task["dispatch"], layout)
         programs = decoding.Programs(graph, tree, config, mesh, gpu=True)
         whole = NamedSharding(mesh, PartitionSpec())
         B = task["batch"]
@@ -130,14 +143,27 @@ def main(task: dict):
     names = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
     collectives = {name: re.findall(rf"= (.*?) {name}(?:-start)?\(", text) for name in names}
     calls = [line for line in text.splitlines() if "custom-call(" in line]
-    kernels = [line for line in calls if "__gpu$xla.gpu.triton" in line]
-    e = config.experts // axes["expert"]
+    targets = {"triton": "__gpu$xla.gpu.triton", "mosaic": "mosaic_gpu_v2"}
+    kernels = {
+        name: [line for line in calls if f'custom_call_target="{target}"' in line]
+        for name, target in targets.items()
+    }
+    large = re.findall(r"= (u(?:8|16|32)\[[\d,]+\])\S* ([\w-]+)\(", text)
     print(
         json.dumps(
             {
+                "layout": layout,
                 "collectives": {name: shapes for name, shapes in collectives.items() if shapes},
-                "kernels": len(kernels),
-                "on_local_experts": sum(f"u16[{e},2," in line for line in kernels),
+                "kernels": {name: len(lines) for name, lines in kernels.items()},
+                # The packed weights that each of them is given: nothing else has such lanes.
+                "experts": {name: lanes_of(lines) for name, lines in kernels.items()},
+                # What any other instruction makes of integers as large as weights: nothing.
+                "moved": sorted(
+                    f"{kind} {shape}"
+                    for shape, kind in large
+                    if size_of(shape) > 1e6
+                    and kind not in ("parameter", "get-tuple-element", "bitcast")
+                ),
                 "shard_maps": stable.count("sdy.manual_computation"),
                 "arguments": memory.argument_size_in_bytes,
                 "temporary": memory.temp_size_in_bytes,
