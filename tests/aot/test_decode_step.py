@@ -22,6 +22,9 @@ from gptoss_jax.model import GptOss
 from gptoss_jax.sampling import Sampler
 
 pytestmark = pytest.mark.aot
+new_jax = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="needs jax 0.11's Mosaic GPU, and its dumps"
+)
 
 CONFIGS = {"20b": Config.gpt_oss_20b(), "120b": Config.gpt_oss_120b()}
 
@@ -47,10 +50,10 @@ def abstract_model(config, layout):
     return nnx.eval_shape(make)
 
 
-def compiled(config, batch, context, *, tokens=1, layout=None):
+def compiled(config, batch, context, *, tokens=1, layout=None, dump=None):
     """The compiled loop, or the prefill of a chunk; bytes of parameters; bytes of cache.
 
-    layout None: the one that a model has there.
+    layout None: the one that a model has there. dump: a folder for what XLA says of its work.
     """
     one = h200.sharding()
 
@@ -78,7 +81,7 @@ def compiled(config, batch, context, *, tokens=1, layout=None):
             chunk = np.zeros((batch, tokens), np.int32)
             args = jax.tree.map(put, (leaves, past, chunk, np.int32(0), zeros))
             lowered = made.prefill.lower(*args)
-        program = lowered.compile()
+        program = lowered.compile(dump and {"xla_dump_to": str(dump)})
 
     def size(arrays):
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays))
@@ -117,7 +120,22 @@ def test_a_decoding_step_is_few_launches_and_copies_nothing_large(name, batch, l
     assert len(found) - len(ours) <= BESIDE[batch] * config.layers + 21, collections.Counter(found)
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="needs jax 0.11's Mosaic GPU")
+@new_jax
+@pytest.mark.parametrize("batch, by_mosaic", [(1, 0), (128, 2)])
+def test_the_whole_loop_is_one_cuda_graph(batch, by_mosaic, tmp_path):
+    config = dataclasses.replace(CONFIGS["20b"], layers=2, sliding=None)
+    compiled(config, batch, 1024, dump=tmp_path)
+    (file,) = tmp_path.glob("*run_decode*thunk_sequence_after_thunk_passes.txt")
+    # A line for everything that is launched, what is inside of another indented under it.
+    lines = [line for line in file.read_text().splitlines() if re.match(r"\s*\d+: k\w+", line)]
+    assert [line.split()[1] for line in lines if line[0] != " "] == ["kCommandBuffer"]
+    kinds = collections.Counter(line.split()[1] for line in lines)
+    assert kinds["kWhile"] == 1
+    # Mosaic's come as custom calls, of gate_up and of down: 128 rows are 16 an expert.
+    assert kinds["kCustomCall"] == by_mosaic * config.layers
+
+
+@new_jax
 @pytest.mark.parametrize("name, tokens, most_bytes", [("20b", 2048, 160e6), ("120b", 8192, 600e6)])
 def test_a_prefill_chunk_reads_experts_where_they_lie(name, tokens, most_bytes):
     # Layers reuse the memory of those before. Of the last only keys and values are computed.
