@@ -156,7 +156,8 @@ def compiled_layers(
             return x_ND
 
         first_ND = layer(x_ND, logits[0], live_N, zero_ND, layers[0])
-        return first_ND, jax.lax.fori_loop(0, rounds, chain, x_ND)
+        # From first_ND on: the loop's own first layer would be that one again, made once for both.
+        return first_ND, jax.lax.fori_loop(0, rounds, chain, first_ND)
 
     args = (x_ND, logits, jnp.ones(problem.tokens, bool), jnp.zeros_like(x_ND), layers)
     options = {"xla_gpu_enable_command_buffer": ""} if alone else None

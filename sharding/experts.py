@@ -47,7 +47,7 @@ from gptoss_jax.sharding.rules import expert_specs
 
 Dispatch = Literal["auto", "all_reduce", "all_to_all"]
 # (x_ND, ids_NX, weights_NX, experts) -> float32 [N, D] on one device; ids outside [0, e) skipped.
-Compute = Callable[[Array, Array, Array, ExpertWeights], Array]
+Compute = Callable[..., Array]  # of x, ids, weights, experts; and total=, where rows are few
 
 # Tokens of one row of data from which all_to_all is worth its exchanges; see docs/sharding.md.
 TOKENS_WORTH_SENDING = 2048
@@ -115,7 +115,9 @@ def all_reduce(
     def local(x_nD, ids_nX, weights_nX, mine):
         mine, e = _bias_once(mine, cut), mine.count
         first = lax.axis_index("expert") * e
-        out_nD = compute(x_nD, _local_ids(ids_nX, first, e), weights_nX, mine)
+        # All rows come here, but most choices are another's: an expert's rows are not N X / e.
+        local_nX = _local_ids(ids_nX, first, e)
+        out_nD = compute(x_nD, local_nX, weights_nX, mine, total=e * sizes["expert"])
         out_nD = out_nD.astype(jnp.float32)
         if summed:
             out_nD = lax.psum(out_nD, summed)  # partial sums over experts and hidden rows -> whole

@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int32
 
 from .. import device
-from ..routing import top_k
+from ..routing import in_kernel, top_k
 from . import mosaic, ragged, reference, triton, xla
 from .swiglu import swiglu
 from .weights import AXES, ExpertWeights, Layout
@@ -37,6 +37,7 @@ def expert_matmul(
     alpha: float,
     backend: Backend | None = None,
     out_dtype: DTypeLike | None = None,
+    total: int | None = None,
 ) -> Float[Array, "N D"]:
     """sum over x of weights[n, x] * (down(swiglu(gate_up(row n) + bias)) + bias), of ids[n, x].
 
@@ -51,16 +52,21 @@ def expert_matmul(
     of that holds, else "xla"; of layout "mosaic" "triton" for few rows an expert and "mosaic" for
     more (`mosaic.pays`). Which layout a model has is `layout_for`'s choice.
 
+    total: how many experts there are in all, where those at hand are a part of them and other ids
+    are another device's: N X / total rows an expert are expected. None: all are here. It decides
+    nothing but which kernel and plan run.
+
     Raises:
         ValueError: for shapes that do not belong together, an unknown backend, or a layout that
             the backend does not read.
         NotImplementedError: for "triton" or "mosaic" on another device or in another dtype.
     """
-    form = _FORMS[_checked(x_ND, ids_NX.shape[1], experts, backend)]
-    out_dtype = jnp.dtype(out_dtype or x_ND.dtype)
-    return form.expert_matmul(
-        x_ND, ids_NX, weights_NX, experts, limit=limit, alpha=alpha, out_dtype=out_dtype
-    )
+    total = total or experts.count
+    runs = _checked(x_ND, ids_NX.shape[1], experts, backend, total)
+    how = dict(limit=limit, alpha=alpha, out_dtype=jnp.dtype(out_dtype or x_ND.dtype))
+    if runs in _READS:
+        how |= dict(total=total)
+    return _FORMS[runs].expert_matmul(x_ND, ids_NX, weights_NX, experts, **how)
 
 
 def mixture(
@@ -91,21 +97,24 @@ def mixture(
             f"{chosen} of {logits_NE.shape[1]} logits."
         )
     how = dict(limit=limit, alpha=alpha)
-    runs = _checked(x_ND, chosen, experts, backend)
+    runs = _checked(x_ND, chosen, experts, backend, experts.count)
     if runs == "triton":
         given = (x_ND, logits_NE, live_N, experts, residual_ND)
         return triton.mixture(*given, chosen=chosen, **how)
+    if runs == "mosaic":
+        ranked = in_kernel.top_k(logits_NE, chosen, live_N.astype(jnp.int32), interpret=False)
+        how |= dict(residual_ND=residual_ND, out_dtype=residual_ND.dtype)
+        return mosaic.expert_matmul(x_ND, *ranked, experts, **how)
     ids_NX, weights_NX = top_k(logits_NE, chosen)
     ids_NX = jnp.where(live_N[:, None], ids_NX, -1)
-    if runs == "mosaic":
-        how |= dict(residual_ND=residual_ND, out_dtype=residual_ND.dtype)
-        return mosaic.expert_matmul(x_ND, ids_NX, weights_NX, experts, **how)
     how |= dict(backend=backend, out_dtype=jnp.float32)
     sum_ND = expert_matmul(x_ND, ids_NX, weights_NX, experts, **how)
     return (residual_ND.astype(jnp.float32) + sum_ND).astype(residual_ND.dtype)
 
 
-def _checked(x_ND: Array, chosen: int, experts: ExpertWeights, backend: str | None) -> str:
+def _checked(
+    x_ND: Array, chosen: int, experts: ExpertWeights, backend: str | None, total: int
+) -> str:
     """The backend that computes it; raises where one asked for cannot."""
     experts.check()
     if x_ND.shape[1] != experts.embed:
@@ -114,7 +123,7 @@ def _checked(x_ND: Array, chosen: int, experts: ExpertWeights, backend: str | No
     if backend is None:
         fits = x_ND.dtype == jnp.bfloat16 and device.nvidia()
         backend = packed_for if fits and packed_for in ("triton", "mosaic") else "xla"
-        if backend == "mosaic" and not mosaic.pays(x_ND.shape[0], chosen, experts.count):
+        if backend == "mosaic" and not mosaic.pays(x_ND.shape[0], chosen, total):
             backend = "triton"
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {get_args(Backend)}; got {backend!r}.")

@@ -65,10 +65,11 @@ def heuristic(tokens: int, chosen: int, experts: int) -> Plan:
 # A step of 64 columns took 0.44 us with tiles of some 75 rows, 0.59 with 136 and 0.71 with 176
 # (gate_up at 512, 2048 and 8192 tokens: 8, 15 and 44 rounds of 45 steps), 0.25 us and 2.6 ns a row:
 # few tiles count, each hardly wider than its rows. Every width costs a second of compiling.
-# Measured: (16, 32, 64), (64, 72, 88, 128), (64, 112, 136, 160, 192) and (96, 136, 160, 176, 192),
-# each at its size. The others come from that sum over tiles, for even and for uneven routing.
+# Measured: (8, 16, 24, 32, 64), (64, 72, 88, 128), (64, 112, 136, 160, 192) and
+# (96, 136, 160, 176, 192), each at its size. The others come from that sum over tiles, for even and
+# for uneven routing.
 _WIDTHS = (
-    (20, ((16, 32, 64), (8, 16, 24, 32, 64), (16, 24, 40, 72, 128))),
+    (20, ((8, 16, 24, 32, 64), (16, 32, 64), (16, 24, 40, 72, 128))),
     (48, ((16, 32, 48, 80, 128), (24, 32, 40, 48, 96), (16, 32, 64))),
     (96, ((64, 72, 88, 128), (56, 64, 72, 88, 128), (32, 64, 80, 112, 160))),
     (384, ((64, 112, 136, 160, 192), (64, 128, 144, 160, 176, 192), (64, 120, 136, 152, 192))),
@@ -141,10 +142,12 @@ def expert_matmul(
     alpha: float,
     out_dtype: jnp.dtype,
     residual_ND: Array | None = None,
+    total: int | None = None,
     plan: Plan | None = None,
     interpret: bool = False,
 ) -> Array:
-    """As the reference, from mxfp4.fragments; x in bfloat16. plan None: `heuristic`.
+    """As the reference, from mxfp4.fragments; x in bfloat16. plan None: `heuristic`, for
+    `total` experts (None: those at hand).
 
     residual_ND: added to the sum in float32, before the only rounding.
     interpret: on a CPU, with jax's simulator of shared memory and barriers; small shapes only.
@@ -164,7 +167,7 @@ def expert_matmul(
         if dtype not in (jnp.bfloat16, jnp.float32):
             raise NotImplementedError(f"mosaic experts add bfloat16 or float32 biases; got {dtype}")
     if plan is None:
-        plan = heuristic(ids_NX.shape[0], ids_NX.shape[1], experts.count)
+        plan = heuristic(ids_NX.shape[0], ids_NX.shape[1], total or experts.count)
     return _layer(
         x_ND,
         ids_NX,

@@ -145,18 +145,19 @@ def expert_matmul(
     limit: float | None,
     alpha: float,
     out_dtype: jnp.dtype,
+    total: int | None = None,
     plan: Plan | None = None,
     interpret: bool = False,
 ) -> Array:
     """As the reference, from lanes or fragments; x in bfloat16.
 
-    plan None: the tuned one, or a heuristic.
+    plan None: the tuned one, or a heuristic, for `total` experts (None: those at hand).
 
     Raises:
         NotImplementedError: for activations that are not bfloat16.
     """
     tokens, chosen = ids_NX.shape
-    plan = _planned(plan, x_ND, chosen, experts, interpret)
+    plan = _planned(plan, x_ND, chosen, experts, total or experts.count, interpret)
     given = dict(ids_NX=ids_NX, weights_NX=weights_NX)
     how = dict(limit=limit, alpha=alpha, out_dtype=out_dtype, plan=plan, interpret=interpret)
     return _layer(x_ND, given, experts, None, chosen=chosen, **how)
@@ -176,14 +177,14 @@ def mixture(
     interpret: bool = False,
 ) -> Array:
     """As the package's `mixture`, with the choice of experts and both ends in the kernels."""
-    plan = _planned(plan, x_ND, chosen, experts, interpret)
+    plan = _planned(plan, x_ND, chosen, experts, experts.count, interpret)
     given = dict(logits_NE=logits_NE, live_N=live_N.astype(jnp.int32))
     how = dict(limit=limit, alpha=alpha, plan=plan, interpret=interpret)
     out_dtype = residual_ND.dtype
     return _layer(x_ND, given, experts, residual_ND, chosen=chosen, out_dtype=out_dtype, **how)
 
 
-def _planned(plan, x_ND, chosen, experts, interpret) -> Plan:
+def _planned(plan, x_ND, chosen, experts, total, interpret) -> Plan:
     if x_ND.dtype != jnp.bfloat16:
         raise NotImplementedError(
             f"triton experts multiply bfloat16 activations; got {x_ND.dtype}. Use backend='xla'."
@@ -191,7 +192,7 @@ def _planned(plan, x_ND, chosen, experts, interpret) -> Plan:
     if plan is not None:
         return plan
     kind = "interpreted" if interpret else _device_kind()
-    sizes = (x_ND.shape[0], chosen, experts.count, experts.embed, experts.ffn)
+    sizes = (x_ND.shape[0], chosen, total, experts.embed, experts.ffn)
     return choose_plan(*sizes, kind, experts.layout.removesuffix("_wide"))
 
 

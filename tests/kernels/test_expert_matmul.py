@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from expert_cases import ALPHA, BIG, LIMIT, in_float64, random_experts, random_rows, relative_error
 
+from gptoss_jax.kernels import device
 from gptoss_jax.kernels.expert_matmul import (
     AXES,
     ExpertWeights,
+    _checked,
     expert_matmul,
     layout_for,
     mixture,
+    mosaic,
     swiglu,
 )
 
@@ -247,6 +250,24 @@ def test_the_mixture_is_choice_experts_and_residual(experts):
             mixture(x, row, live, experts, residual, **how | dict(chosen=chosen))
 
 
+def test_what_runs_is_chosen_by_the_rows_that_an_expert_is_to_have():
+    """8 of 32 experts see all of 32 rows: that is 4 rows an expert, not 16."""
+    x, _, _ = random_rows(12, 32, dtype=jnp.bfloat16)
+    packed = random_experts(12, experts=8)
+    with device.ahead_of_time():
+        lanes = packed.to_layout("triton")
+        assert _checked(x, 4, lanes, None, 8) == _checked(x, 4, lanes, None, 32) == "triton"
+        fragments = random_experts(12, experts=8, embed=192, ffn=64).to_layout("mosaic")
+        x = jnp.zeros((32, 192), jnp.bfloat16)
+        assert _checked(x, 4, fragments, None, 32) == "triton"
+        assert not mosaic.pays(32, 4, 32) and mosaic.pays(32, 4, 8)
+        if mosaic.runs_here():
+            assert _checked(x, 4, fragments, None, 8) == "mosaic"
+            assert layout_for() == "mosaic" and layout_for(cut=True) == "triton"
+            assert layout_for(None, packed) == "triton"  # 160 columns are no whole tiles
+    assert _checked(x.astype(jnp.float32), 4, fragments, None, 8) == "xla"
+
+
 def test_refusals(experts):
     x, ids, weights = random_rows(11, 2)
     call = functools.partial(expert_matmul, limit=LIMIT, alpha=ALPHA)
@@ -256,9 +277,9 @@ def test_refusals(experts):
         call(x, ids, weights, experts, backend="ragged")
     with pytest.raises(ValueError, match="down_scales"):
         call(x, ids, weights, dataclasses.replace(experts, down_scales=None))
-    with pytest.raises(NotImplementedError, match="osaic"):
-        layout_for("mosaic")
     if jax.default_backend() != "gpu":
         assert layout_for() == "checkpoint"
+        with pytest.raises(NotImplementedError, match="osaic"):
+            layout_for("mosaic")
         with pytest.raises(NotImplementedError, match="NVIDIA"):
             call(x, ids, weights, experts.to_layout("triton"), backend="triton")

@@ -194,6 +194,21 @@ def test_experts_that_do_not_divide_are_refused_with_the_numbers():
     check(on("expert=4", "all_to_all"), 13, moe.make("dense", 12), ["even", "holes"])
 
 
+def test_all_reduce_says_how_many_experts_there_are_in_all():
+    """Each device sees all rows of its row of the mesh, which most of its experts do not want."""
+    x_ND, weights_NX = moe.tokens(8)
+    ids_NX, experts, said = moe.routings(8)["even"], moe.make("dense"), []
+
+    def compute(*args, total=None):
+        said.append((args[3].count, total))
+        return moe.compute(*args)
+
+    mesh = sharding.make_mesh(data=2, expert=4)
+    given = x_ND, ids_NX, weights_NX, experts
+    sharding.dispatch(*given, mesh=mesh, compute=compute, how="all_reduce")
+    assert set(said) == {(experts.count // 4, experts.count)}
+
+
 def test_no_mesh_and_one_device_call_straight_through():
     x_ND, weights_NX = moe.tokens(4)
     ids_NX, experts = moe.routings(4)["even"], moe.make("dense")
