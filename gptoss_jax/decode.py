@@ -69,8 +69,8 @@ def decode(
 ) -> tuple[Cache, Rows, Drawn]:
     """Up to n <= room tokens for every row that runs, in one loop that ends when none does.
 
-    What can be one kernel is: a step of 20b at one row took 2.9 ms in 457 kernels on an H200, and
-    1.3 us went by between two of them.
+    What can be one kernel is: a step of 20b at one row takes 1.79 ms on an H200, 180 launches that
+    run for 1.74 ms. In a CUDA graph some 0.3 us go by between two of them.
     """
     B, first = rows.token_B.shape[0], rows.step
     drawn = Drawn(

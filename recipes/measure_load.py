@@ -3,11 +3,11 @@
     python recipes/random_checkpoint.py 20b /dev/shm/20b
     XLA_PYTHON_CLIENT_PREALLOCATE=false python recipes/measure_load.py /dev/shm/20b --times 3
 
-Measured on an H200 (jax 0.11.2), 20b in a memory disk, under a profiler: 8.3 s, 1.7 GB/s (14.8 s
-the first time, which compiles the change of layout); host memory beyond the page cache 0.2 GiB
-before and 0.8 GiB at the peak; device memory 13.4 GiB in use and 14.3 at the peak, for
-12.8 GiB of files. Where the 0.6 GiB above the files' size go is not known yet: `live_arrays_GiB`
-was not printed then.
+Measured on an H200 (jax 0.11.2, commit e5a3f0d, experts turned to lanes; fragments not timed yet),
+20b in a memory disk, under a profiler: 8.3 s, 1.7 GB/s (14.8 s the first time, which compiles the
+change of layout); host memory beyond the page cache 0.2 GiB before and 0.8 GiB at the peak; device
+memory 13.4 GiB in use and 14.3 at the peak, for 12.8 GiB of files. Where the 0.6 GiB above the
+files' size go is not known yet: `live_arrays_GiB` was not printed then.
 """
 
 import argparse

@@ -189,6 +189,8 @@ def test_recorded_times_and_speed(tmp_path):
     timings, about = plots.recorded()
     assert about["device"] == "NVIDIA H200" and about["commit"]
     assert all(0 < t.floor_ms < t.ms for t in timings), "nothing beats its floor"
+    names = [t.name for t in timings]
+    assert len(set(names)) == len(names) and "120b\n8192 tokens" in names
     one = next(t for t in timings if t.name == "20b\n8 tokens")
     # 8 tokens choose 32 (1 - (28/32)^8) experts of 3·2880² weights at 17/32 bytes, 4.3 TB/s.
     hit = 32 * (1 - (28 / 32) ** 8)
