@@ -21,7 +21,7 @@ from jax.experimental.pallas import triton as plt
 
 from gptoss_jax.kernels import explore, shapes
 from gptoss_jax.kernels.expert_matmul import expert_matmul, mixture, triton
-from gptoss_jax.kernels.mxfp4.in_kernel import scale_of, weight_of
+from gptoss_jax.kernels.mxfp4.in_kernel import scale_of, scale_of_word, weight_of
 from gptoss_jax.kernels.routing import make_tiles, top_k
 from gptoss_jax.kernels.routing.in_kernel import make_tiles as make_tiles_in_kernel
 from gptoss_jax.kernels.routing.tiles import bound
@@ -66,24 +66,61 @@ def test_the_asm_decodes_every_code_and_scale(wide):
     np.testing.assert_array_equal(got, np.array(want).view(np.uint16))
 
 
-@pytest.mark.parametrize("experts_, embed, ffn", [(5, 160, 96), (32, 192, 320), (128, 96, 160)])
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_asm_reads_the_scales_of_words(wide):
+    """Every byte in every place, neighbours in a register belonging to different rows or to one."""
+    most = 256 if wide else 129
+    rows = 256
+    bytes_ = jnp.arange(rows, dtype=jnp.uint32) % most
+
+    def body(word_ref, out_ref):
+        for place in range(4):
+            word = jnp.broadcast_to(word_ref[...], (rows, 32))
+            out_ref[place] = scale_of_word(word, place, wide=wide, interpret=False)
+
+    word = (bytes_ | (bytes_ * 3 % most) << 8 | (bytes_ * 5 % most) << 16 | bytes_ << 24)[:, None]
+    out = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((4, rows, 32), jnp.bfloat16),
+        compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
+    )(word)
+    for place in range(4):
+        want = scale_of_word(word, place, wide=wide, interpret=True)
+        np.testing.assert_array_equal(
+            np.asarray(out[place]).view(np.uint16),
+            np.broadcast_to(np.asarray(want).view(np.uint16), (rows, 32)),
+        )
+
+
+SIZES = [
+    ("triton", 5, 160, 96),
+    ("triton", 32, 192, 320),
+    ("triton", 128, 96, 160),
+    ("mosaic", 5, 192, 320),
+    ("mosaic", 128, 320, 64),
+]
+
+
+@pytest.mark.parametrize("layout, experts_, embed, ffn", SIZES)
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33, 190])
-def test_kernels_equal_float64(experts_, embed, ffn, tokens):
+def test_kernels_equal_float64(layout, experts_, embed, ffn, tokens):
     experts = random_experts(tokens, experts=experts_, embed=embed, ffn=ffn, low=110, high=128)
     x, ids, weights = random_rows(tokens + 1, tokens, embed=embed, experts=experts_)
-    got = compute(x, ids, weights, experts.to_layout("triton"))
+    got = compute(x, ids, weights, experts.to_layout(layout))
     assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16
 
 
+@pytest.mark.parametrize("layout", ["triton", "mosaic"])
 @pytest.mark.parametrize("tokens", [1, 9, 40, 300])
-def test_at_the_real_widths(tokens):
+def test_at_the_real_widths(tokens, layout):
     experts = random_experts(tokens, experts=6, embed=2880, ffn=2880, low=117, high=123)
     x, ids, weights = random_rows(tokens, tokens, embed=2880, experts=6)
-    got = np.asarray(compute(x, ids, weights, experts.to_layout("triton")))
+    packed = experts.to_layout(layout)
+    got = np.asarray(compute(x, ids, weights, packed))
     few = np.array([0, tokens // 2, tokens - 1])
     want = in_float64(x[few], ids[few], weights[few], experts)
     assert relative_error(got[few], want) < BFLOAT16
-    again = np.asarray(compute(x, ids, weights, experts.to_layout("triton")))
+    again = np.asarray(compute(x, ids, weights, packed))
     np.testing.assert_array_equal(again, got)
 
 
@@ -142,15 +179,16 @@ def test_the_mixture_equals_float64(experts_, tokens):
     np.testing.assert_array_equal(spoilt[:-1], got[:-1])
 
 
+@pytest.mark.parametrize("layout", ["triton", "mosaic"])
 @pytest.mark.parametrize("tokens", [1, 32])
-def test_every_plan_that_exploring_may_choose(tokens):
+def test_every_plan_that_exploring_may_choose(tokens, layout):
     """At the real widths, where the parts of K have the tails that they have in the model."""
     problem = shapes.experts("20b", tokens)
     experts = random_experts(tokens, experts=6, embed=2880, ffn=2880, low=117, high=123)
     x, ids, weights = random_rows(tokens, tokens, embed=2880, experts=6)
-    lanes = experts.to_layout("triton")
+    lanes = experts.to_layout(layout)
     want = in_float64(x[-1:], ids[-1:], weights[-1:], experts)
-    for plan in explore.candidates(problem, jax.devices()[0].device_kind):
+    for plan in explore.candidates(problem, jax.devices()[0].device_kind, layout):
         how = dict(limit=LIMIT, alpha=ALPHA, out_dtype=jnp.dtype(jnp.float32), plan=plan)
         run = jax.jit(functools.partial(triton.expert_matmul, **how))
         assert relative_error(run(x, ids, weights, lanes)[-1:], want) < BFLOAT16, plan

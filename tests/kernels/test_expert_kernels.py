@@ -25,7 +25,7 @@ from gptoss_jax.kernels.expert_matmul.grouped import Shape
 from gptoss_jax.kernels.expert_matmul.packed import place_of, to_order
 from gptoss_jax.kernels.expert_matmul.triton import Plan, choose_plan
 from gptoss_jax.kernels.explore import candidates
-from gptoss_jax.kernels.mxfp4.in_kernel import scale_of, weight_of
+from gptoss_jax.kernels.mxfp4.in_kernel import scale_of, scale_of_word, weight_of
 from gptoss_jax.kernels.routing import top_k
 
 # Small steps, so that the interpreter's program is small: 16 dots, not 128.
@@ -166,11 +166,29 @@ def test_a_rows_bits_do_not_depend_on_the_others(of_layout, layout, plan):
     np.testing.assert_array_equal(np.asarray(other)[0], got[0])
 
 
-def test_wide_scales_take_the_exact_path():
-    experts = random_experts(25, low=129, high=134)
-    x, ids, weights = random_rows(26, 7)
-    got = interpreted(x, ids, weights, experts.to_layout("triton_wide"), plan=ROW)
+@pytest.mark.parametrize("layout, plan", [("triton", ROW), ("mosaic", FEW)])
+def test_wide_scales_take_the_exact_path(layout, plan):
+    experts = random_experts(25, low=129, high=134, **WIDTHS[layout])
+    x, ids, weights = some_rows(26, layout)
+    got = interpreted(x, ids, weights, experts.to_layout(f"{layout}_wide"), plan=plan)
     assert relative_error(got, in_float64(x, ids, weights, experts)) < BFLOAT16
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_words_hold_the_scales_of_four_places(wide):
+    """The same factors as from lanes of two, for every byte in every place."""
+    most = 256 if wide else 129
+    bytes_ = np.arange(most)
+    for place in range(4):
+        other = (bytes_ * 7 + 3) % most  # in the other places
+        word = bytes_ << 8 * place
+        word |= sum(other << 8 * p for p in range(4) if p != place)
+        how = dict(wide=wide, interpret=True)
+        got = scale_of_word(jnp.asarray(word, jnp.uint32), place, **how)
+        want = scale_of(jnp.asarray(bytes_, jnp.uint16), 0, **how)
+        np.testing.assert_array_equal(
+            np.asarray(got).view(np.uint16), np.asarray(want).view(np.uint16)
+        )
 
 
 @pytest.mark.parametrize("wide", [False, True])
