@@ -355,13 +355,20 @@ def test_nothing_is_left_abstract_or_random(folders):
 @pytest.mark.parametrize("sizes", [None, dict(expert=2, tensor=2)], ids=str)
 def test_experts_are_turned_for_the_kernels_and_back(tmp_path, monkeypatch, sizes):
     """What load does on a GPU, where None and "triton" choose another layout."""
-    monkeypatch.setattr(turn, "layout_for", lambda backend, experts=None, cut=False: "triton")
+    cuts = []  # whether a tensor axis cuts the experts, as each layer was turned
+
+    def layout_for(backend, experts=None, cut=False):
+        cuts.extend([] if experts is None else [cut])
+        return "triton"
+
+    monkeypatch.setattr(turn, "layout_for", layout_for)
     numbers = checkpoints.TINY.replace(layers=2, ffn=128)
     weights = checkpoints.make_weights(numbers)
     folder = checkpoints.write(tmp_path / "x", numbers, weights, "mxfp4")
     mesh = None if sizes is None else cpu_mesh(**sizes)
     model = load(folder, mesh=mesh, backend="triton")
     assert [block.moe.experts.layout for block in model.blocks] == ["triton", "triton"]
+    assert cuts == [mesh is not None] * 2
     leaf = model.blocks[1].moe.experts.gate_up_blocks[...]
     assert leaf.addressable_shards[0].data.shape[0] == numbers.experts // (2 if mesh else 1)
     for n, block in enumerate(model.blocks):
