@@ -1,5 +1,6 @@
 """The pages' figures are the recorded ones, their floors are the formulas', and none is missing."""
 
+import importlib.util
 import json
 import pathlib
 
@@ -102,6 +103,19 @@ def test_every_row_of_the_table_and_every_rival_is_recorded():
     for commit in (RECORD["commit"], RECORD["load"]["commit"]):
         assert f"commit {commit}" in WORDS or f"loading: {commit}" in WORDS
     assert all(report["commit"] == RECORD["commit"] for report in RECORD["models"])
+
+
+def test_the_picture_shows_what_is_recorded():
+    file = ROOT / "recipes/record_speed.py"
+    recipe = importlib.util.module_from_spec(
+        spec := importlib.util.spec_from_file_location("record_speed", file)
+    )
+    spec.loader.exec_module(recipe)
+    (axes,) = recipe.picture(RECORD).axes
+    rows = [row["ms"] for report in RECORD["models"] for row in report["rows"]]
+    drawn = [bar.get_height() for bar in axes.patches]
+    assert len(drawn) == len(rows) - 3 and set(drawn) <= set(rows)
+    assert "docs/pictures/speed.png" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_loading():
