@@ -68,6 +68,7 @@ class Report:
             f"parameters {h['parameters_gb']} GB, ready in {h['ready_s']} s"
             + f", compiled in {h['compile_s']} s"
             + (f", peak {h['peak_gb']} GB" if h["peak_gb"] else ""),
+            "floors are those of one H200, on whatever device this is",
             f"{'':8} {'batch':>5} {'context':>7} {'tok/s':>9} {'ms':>9} {'floor ms':>9} {'%':>5}",
         ]
         return "\n".join(lines + [line(row) for row in self.rows])

@@ -77,8 +77,9 @@ def start(
     try:
         jax.distributed.initialize(**times)
     except ValueError as error:
+        why = str(error).rstrip(".")
         raise ValueError(
-            f"JAX detects no cluster here ({error}) Start under srun or mpirun, or give a "
+            f"JAX detects no cluster here ({why}). Start under srun or mpirun, or give a "
             "coordinator, the number of processes and this process's id."
         ) from error
     return True

@@ -58,6 +58,7 @@ class Where:
             processes=self.processes,
             process_id=self.process_id,
         )
+        _some_device()
         yield gj.make_mesh(**self.mesh) if self.mesh else None
         if self.several:
             distributed.stop()
@@ -114,6 +115,20 @@ class SamplingOptions:
             ),
             "seeds": [self.seed + i for i in range(rows)],
         }
+
+
+def _some_device() -> None:
+    """Raises ValueError where JAX has none: its own error is an assertion, far from the reason."""
+    import jax
+
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        raise ValueError(
+            f"JAX finds no device (JAX_PLATFORMS={platforms!r}): unset JAX_PLATFORMS, or install "
+            'what it names; for CUDA that is pip install -e ".[cuda13]".'
+        ) from error
 
 
 def _keep_stdout() -> None:

@@ -98,13 +98,13 @@ def candidates(tokens: int, chosen: int, experts: int) -> list[Plan]:
 
 def require() -> None:
     """Raises NotImplementedError where the kernel cannot run or be compiled for."""
+    device.require_nvidia("backend 'mosaic'")
     version = tuple(int(part) for part in jax.__version__.split(".")[:2])
     if version < (0, 11):
         raise NotImplementedError(
             f"backend 'mosaic' needs jax 0.11 or newer; this is {jax.__version__}. "
             "Use backend='triton'."
         )
-    device.require_nvidia("backend 'mosaic'")
     if device.capability() != "9.0":
         raise NotImplementedError(
             f"backend 'mosaic' is for Hopper, compute capability 9.0; this is "

@@ -78,7 +78,8 @@ def test_run(monkeypatch, tmp_path):
         kernels=[bench.Cell("decode", 2, 40)],
         progress=said.append,
     )
-    assert said[2:] == str(report).splitlines()[3:]
+    lines = str(report).splitlines()
+    assert "one H200" in lines[2] and said[2:] == lines[4:]
     assert (tmp_path / "speed.png").stat().st_size > 10_000
     out = report.to_json()
     assert [(r["what"], r["batch"]) for r in out["rows"]] == [
