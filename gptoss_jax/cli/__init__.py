@@ -1,14 +1,18 @@
 """The command line, `gptoss-jax`. Each command lies in a module of its own, loaded when it runs.
 
-Exit codes: 0; 1 bad data, with one line on stderr; 2 bad usage.
+Exit codes: 0; 1 bad data, with one line on stderr; 2 bad usage; 130 interrupted.
 """
 
 import importlib
+import os
 import sys
 
 import click
 
 COMMANDS = ("generate", "chat", "inspect", "parity", "download", "bench", "export", "train")
+
+
+INTERRUPTED = 130  # what a shell gives for a program that SIGINT ended
 
 
 class BadData(click.ClickException):
@@ -39,6 +43,11 @@ class Main(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise
+        except KeyboardInterrupt:
+            # At once: threads that compile crash an interpreter that is taken down beside them.
+            click.echo("gptoss-jax: interrupted", err=True)
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
         except (ValueError, OSError, NotImplementedError, ImportError) as error:
             raise BadData(str(error) or type(error).__name__) from error
         except RuntimeError as error:

@@ -75,6 +75,8 @@ class Talk:
     def once(self, prompt: str, as_json: bool) -> None:
         from gptoss_jax.sharding import distributed
 
+        if not prompt.strip():
+            raise ValueError("the question is empty.")
         talks = distributed.is_first()
         show = Show(thinking=sys.stderr, answer=sys.stdout, quiet=as_json or not talks)
         tokens, parsed, finish = self.answer(prompt, show)

@@ -98,7 +98,11 @@ def _run(prompts, how: ModelOptions, mesh, sampling: SamplingOptions, logprobs, 
     else:
         with waiting("generating"):
             out = gj.generate(model, rows, **keywords)
-        for row in out.tokens:
+        for i, (prompt, row) in enumerate(zip(prompts, out.tokens, strict=True), 1):
+            if distributed.is_first():  # on stderr: texts hold newlines, and stdout is theirs
+                click.echo(
+                    f"[{i}] {prompt if isinstance(prompt, str) else _written(prompt)}", err=True
+                )
             distributed.say(_written(row) if tokenizer is None else tokenizer.decode(row))
 
 

@@ -94,7 +94,9 @@ def test_generate_takes_text_files_and_stdin(gptoss, checkpoint, tmp_path):
     # Without --json one prompt is streamed, several are written one a line.
     text = by_argument["texts"][0]
     assert ok(gptoss(*common, "H")).stdout == text + "\n"
-    assert ok(gptoss(*common, "--input", file)).stdout == (text + "\n") * 2
+    both = ok(gptoss(*common, "--input", file))
+    assert both.stdout == (text + "\n") * 2
+    assert [line for line in both.stderr.splitlines() if line[:1] == "["] == ["[1] H", "[2] H"]
 
 
 def test_generate_works_on_ids_where_there_is_no_tokenizer(gptoss, checkpoint, tmp_path):
@@ -267,6 +269,10 @@ def test_chat_with_the_model_itself(gptoss, checkpoint):
     """Random weights say nothing, but through every part that a real one goes."""
     data = json.loads(ok(gptoss("chat", "Hi", "--model", checkpoint, "--json", *FLAGS)).stdout)
     assert len(data["tokens"]) <= 6 and data["finish_reason"] in ("stop", "length")
+
+
+def test_an_empty_question_is_bad_data(gptoss, checkpoint):
+    bad(gptoss("chat", " ", "--model", checkpoint), 1, "the question is empty")
 
 
 def test_a_conversation_beyond_the_context_is_bad_data(gptoss, checkpoint):
