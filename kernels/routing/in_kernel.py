@@ -104,7 +104,7 @@ def pick(logits_ref, token, choice, chosen: int):
 
     Of few experts, a rank is how many are larger, or equal with a lower index: two reductions,
     where rounds of a maximum wait for each other. That is E * E comparisons, 8 a thread for 32
-    experts and 4 warps; for 128 it took 128 registers and 8 us, so that there it is rounds.
+    experts and 4 warps. For 128 they took 128 registers, and gate_up 33 us in place of 20: rounds.
     """
     experts = logits_ref.shape[1]
     width = pl.next_power_of_2(experts)
