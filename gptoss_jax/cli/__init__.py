@@ -3,6 +3,7 @@
 Exit codes: 0; 1 bad data, with one line on stderr; 2 bad usage; 130 interrupted.
 """
 
+import contextlib
 import importlib
 import os
 import sys
@@ -45,8 +46,9 @@ class Main(click.Group):
             raise
         except KeyboardInterrupt:
             # At once: threads that compile crash an interpreter that is taken down beside them.
-            click.echo("gptoss-jax: interrupted", err=True)
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):  # nobody may read any more
+                click.echo("gptoss-jax: interrupted", err=True)
+                sys.stdout.flush()
             os._exit(INTERRUPTED)
         except (ValueError, OSError, NotImplementedError, ImportError) as error:
             raise BadData(str(error) or type(error).__name__) from error

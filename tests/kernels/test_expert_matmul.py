@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,14 @@ def test_swiglu_keeps_a_nan(limit):
     nan = jnp.float32(jnp.nan)
     for gate, up in ((nan, 1.0), (1.0, nan), (nan, nan)):
         assert np.isnan(swiglu(jnp.float32(gate), jnp.float32(up), limit=limit))
+
+
+def test_swiglu_clamps_by_selection():
+    """Pallas-Triton's minimum, maximum and clamp give the other operand for a NaN; XLA's do not,
+    so that only the operations themselves show it here."""
+    jaxpr = jax.make_jaxpr(functools.partial(swiglu, limit=7.0))(jnp.float32(1), jnp.float32(1))
+    used = set(re.findall(r"= (\w+)", str(jaxpr)))
+    assert "select_n" in str(jaxpr) and not used & {"min", "max", "clamp"}
 
 
 def test_swiglu_without_a_limit_and_with_a_useless_one():
