@@ -26,13 +26,13 @@ from jaxtyping import Array
 
 from . import buckets
 from .cache import Cache
+from .checkpoint.turn import layout_on
 from .config import Config
 from .decode import RUNNING, Request, Rows, decode, programs
 from .floors import decode_floor_ms, prefill_floor_ms
 from .kernels import shapes
 from .kernels.bench import random_experts
 from .kernels.bench_dense import ALONE
-from .kernels.expert_matmul import layout_for
 from .kernels.profile import kernel_times
 from .model import GptOss
 from .sampling import Sampler, seed_words
@@ -150,7 +150,7 @@ def random_model(config: Config, *, backend: str | None = None, mesh: Mesh | Non
             mesh=mesh,
         )
     )
-    layout = layout_for(backend, cut=mesh is not None and mesh.shape["tensor"] > 1)
+    layout = layout_on(mesh, backend)
     problem = shapes.Experts(
         model="", tokens=1, embed=config.embed, ffn=config.ffn, experts=config.experts,
         chosen=config.experts_per_token,

@@ -5,9 +5,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ..kernels import device
-from ..kernels.expert_matmul import layout_for
+from ..kernels.expert_matmul import ExpertWeights, layout_for
 from ..model import GptOss
-from ..sharding import relayout
+from ..sharding import axis_sizes, relayout
 
 
 def check_backend(
@@ -19,8 +19,7 @@ def check_backend(
     Raises NotImplementedError where the named one cannot run: on this device, in this dtype, or
     with dense experts.
     """
-    with device.placed_on(mesh):
-        layout = layout_for(backend)
+    layout = layout_on(mesh, backend)
     if backend is None:
         return None if layout != "checkpoint" and dtype == jnp.bfloat16 else "xla"
     if backend in ("triton", "mosaic") and dtype != jnp.bfloat16:
@@ -34,13 +33,18 @@ def check_backend(
     return backend
 
 
+def layout_on(mesh: Mesh | None, backend: str | None, experts: ExpertWeights | None = None) -> str:
+    """`layout_for` on a mesh: for its devices, and for experts that its tensor axis may cut."""
+    cut = mesh is not None and axis_sizes(mesh)["tensor"] > 1
+    with device.placed_on(mesh):
+        return layout_for(backend, experts, cut=cut)
+
+
 def turn_experts(model: GptOss, backend: str | None) -> None:
     """Turns every layer's experts from the checkpoint's layout into the backend's, layer by layer,
     so that one layer at most is on the device twice."""
-    cut = model.mesh is not None and model.mesh.shape["tensor"] > 1
     for block in model.blocks:
         weights = block.moe.experts.weights()
-        with device.placed_on(model.mesh):
-            layout = layout_for(backend, weights, cut=cut)
+        layout = layout_on(model.mesh, backend, weights)
         if layout != weights.layout:
             block.moe.experts.replace(relayout(weights, layout, model.mesh))
